@@ -1,0 +1,37 @@
+# `make demo` and `make test` do all their own set-up, on a machine with python3 and pip.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+export MPLBACKEND := Agg
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast lint benchmark clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## train a small federation, forget a poisoned client, compare with retraining
+	$(BIN)/expunge demo --out runs/demo
+
+test: lint  ## lint, types and every test
+	$(BIN)/python -m pytest -n auto -q
+
+test-fast: $(READY)  ## the tests that take no more than a few seconds each
+	$(BIN)/python -m pytest -n auto -q -m 'not slow'
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+benchmark: $(READY)  ## the cost of curvature products, beside curvlinops
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,peers]'
+	$(BIN)/python benchmarks/curvature.py
+
+clean:  ## remove the virtual environment and caches, not runs/
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
