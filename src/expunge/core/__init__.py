@@ -1,1 +1,1 @@
-"""The room `core`."""
+"""Mathematics: torch only; no files, no clients, no printing."""

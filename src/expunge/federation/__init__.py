@@ -1,1 +1,1 @@
-"""The room `federation`."""
+"""Who holds what, and how work reaches them."""

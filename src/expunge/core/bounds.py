@@ -1,0 +1,133 @@
+"""The paper's theorems as functions; each states what it assumes, and each is tested by trying to break it.
+
+Notation: H is the curvature with ``lambda_min(H) >= mu > 0``, g the contribution gradient, ``delta* = -H^-1 g`` the
+exact update. None of this holds for a network far from a strongly convex region; there the numbers are estimates.
+"""
+
+from __future__ import annotations
+
+import math
+
+from expunge.errors import RequestError
+
+
+def perturbation_bound(gradient_norm: float, mu: float, epsilon: float, rho: float) -> float:
+    """Theorem 1: how far bounded perturbations can move the exact update.
+
+    With ``||E||_2 <= epsilon < mu`` added to H and ``||e||_2 <= rho`` added to g,
+    ``||delta~ - delta*|| <= epsilon / (mu (mu - epsilon)) ||g|| + rho / (mu - epsilon)``.
+
+    Assumes: H symmetric with ``lambda_min >= mu > epsilon``; both systems solved exactly.
+
+    Example:
+        >>> perturbation_bound(gradient_norm=1.0, mu=2.0, epsilon=1.0, rho=0.5)
+        1.0
+    """
+    if not 0 <= epsilon < mu or rho < 0 or gradient_norm < 0:
+        raise RequestError("Theorem 1 needs 0 <= epsilon < mu, rho >= 0 and a norm of at least 0.")
+    return epsilon / (mu * (mu - epsilon)) * gradient_norm + rho / (mu - epsilon)
+
+
+def approximate_solver_bound(gradient_norm: float, mu: float, epsilon: float, rho: float, xi: float) -> float:
+    """Corollary of Theorem 1: the same, for an update that is within xi of the perturbed system's solution.
+
+    Assumes: what Theorem 1 assumes, and ``||delta_hat - delta~*|| <= xi`` (for CG, its a-posteriori bound).
+
+    Example:
+        >>> approximate_solver_bound(gradient_norm=1.0, mu=2.0, epsilon=1.0, rho=0.5, xi=0.25)
+        1.25
+    """
+    if xi < 0:
+        raise RequestError("The solver's error xi must be at least 0.")
+    return perturbation_bound(gradient_norm, mu, epsilon, rho) + xi
+
+
+def damped_perturbation_bound(gradient_norm: float, mu: float, damping: float, epsilon: float, rho: float) -> float:
+    """Theorem 1 for the damped system ``(H + damping) delta = -g``: mu becomes mu + damping.
+
+    It bounds the distance to the *damped* exact update; the damping's own bias is ``damping_bias``.
+
+    Assumes: what Theorem 1 assumes, of H + damping I; mu may be 0 (a GGN) or negative, if mu + damping > epsilon.
+
+    Example:
+        >>> damped_perturbation_bound(gradient_norm=1.0, mu=0.0, damping=2.0, epsilon=1.0, rho=0.5)
+        1.0
+    """
+    return perturbation_bound(gradient_norm, mu + damping, epsilon, rho)
+
+
+def damping_bias(gradient_norm: float, mu: float, damping: float) -> float:
+    """How far damping itself moves the exact update: at most ``damping / (mu (mu + damping)) ||g||``.
+
+    Assumes: H symmetric with ``lambda_min >= mu > 0``. (It is Theorem 1's resolvent identity with E = damping I.)
+
+    Example:
+        >>> damping_bias(gradient_norm=1.0, mu=1.0, damping=1.0)
+        0.5
+    """
+    if mu <= 0 or damping < 0:
+        raise RequestError("The bias of damping is bounded only for mu > 0 and damping >= 0.")
+    return damping / (mu * (mu + damping)) * gradient_norm
+
+
+def cg_rate(condition: float, iterations: int) -> float:
+    """CG's convergence theorem: ``||v_k - v*||_H <= 2 ((sqrt(k) - 1) / (sqrt(k) + 1))^iterations ||v*||_H``.
+
+    Returns the factor in front of ``||v*||_H``; it never exceeds 2, though CG itself never exceeds 1.
+
+    Assumes: H symmetric positive definite with condition number ``condition``, start at zero, exact arithmetic.
+
+    Example:
+        >>> round(cg_rate(condition=100.0, iterations=10), 3)
+        0.269
+    """
+    if condition < 1 or iterations < 0:
+        raise RequestError("The rate needs a condition number of at least 1 and at least 0 iterations.")
+    root = math.sqrt(condition)
+    return 2.0 * ((root - 1) / (root + 1)) ** iterations
+
+
+def iterations_for(condition: float, epsilon: float) -> int:
+    """The fewest iterations for which the rate above promises ``||v_k - v*||_H <= epsilon ||v*||_H``.
+
+    The paper says that kappa = 100 and epsilon = 0.01 need about 10; its own theorem says 27.
+
+    Assumes: what ``cg_rate`` assumes.
+
+    Example:
+        >>> iterations_for(condition=100.0, epsilon=0.01)
+        27
+    """
+    if epsilon <= 0:
+        raise RequestError("The accuracy epsilon must be above 0.")
+    if cg_rate(condition, 0) <= epsilon:
+        return 0
+    root = math.sqrt(condition)
+    if root == 1:
+        return 1
+    count = math.ceil(math.log(2 / epsilon) / math.log((root + 1) / (root - 1)))
+    # Rounding of the logarithms can be off by one in either direction.
+    while cg_rate(condition, count) > epsilon:
+        count += 1
+    while count > 0 and cg_rate(condition, count - 1) <= epsilon:
+        count -= 1
+    return count
+
+
+def total_error(
+    constant: float, condition: float, iterations: int, product_error: float, aggregation_error: float
+) -> float:
+    """The total approximation error ``C (eps_CG + eps_HVP + eps_agg)``, with the terms given or measured.
+
+    The paper asserts ``eps_agg = O(1/sqrt(N))`` without showing it, so it is an argument here and not a formula;
+    with exact products and plain sums over clients both are of the size of rounding.
+
+    Assumes: smoothness and strong convexity; C of the order ``L/mu ||g||``; the trained model at its optimum.
+
+    Example:
+        >>> total_error(constant=1.0, condition=1.0, iterations=1, product_error=0.0, aggregation_error=0.5)
+        0.5
+    """
+    if min(constant, product_error, aggregation_error) < 0:
+        raise RequestError("The constant and the errors must be at least 0.")
+    return constant * (cg_rate(condition, iterations) + product_error + aggregation_error)

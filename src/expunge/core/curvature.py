@@ -1,0 +1,206 @@
+"""Products with the Hessian and the generalised Gauss-Newton matrix (GGN) of a mean loss, matrix-free.
+
+For a mean loss ``F(theta) = 1/n sum_j l(z_j(theta), y_j) + l2/2 ||theta||^2``
+
+    Hessian  H v = grad (grad F . v)                          (Pearlmutter 1994; reverse over reverse)
+    GGN      G v = 1/n sum_j J_j' B_j J_j v + l2 v            (J_j: outputs by parameters, B_j: loss by outputs)
+
+G is positive semi-definite, H is not. The data is cut into chunks; each chunk's differentiated graph is
+built once and kept, as long as the byte budget lasts, and rebuilt at each product beyond it. That, and no
+cleverness, is what makes ten products cost about fourteen gradients.
+
+Where it fails: models with batch norm or dropout in training mode have no well-defined per-sample loss and
+are refused; piecewise linear networks have H = G + a term that a kink makes useless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from expunge.core.losses import Loss
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import DataError, ModelError, RequestError
+
+Kind = Literal["ggn", "hessian"]
+KINDS = ("ggn", "hessian")
+Reduction = Literal["mean", "sum"]
+Product = Callable[[Tensor], Tensor]
+
+_STATEFUL_WHILE_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
+def require_evaluation_mode(model: nn.Module) -> None:
+    """Refuse a model whose outputs depend on the batch or on chance: batch norm or dropout in training mode.
+
+    Example:
+        >>> require_evaluation_mode(nn.Dropout().eval())
+    """
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, _STATEFUL_WHILE_TRAINING):
+            raise ModelError(
+                f"Layer {name or 'model'!r} ({type(module).__name__}) is in training mode: call model.eval() first."
+            )
+
+
+def differentiable_attention() -> AbstractContextManager[Any]:
+    """Inside it, fused attention runs as plain matrix products, which can be differentiated twice."""
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+class Curvature:
+    """The curvature of a mean loss over a dataset at one point, as an operator: ``curvature @ vector``.
+
+    Args:
+        model: any module in evaluation mode; its own weights are neither read nor changed.
+        snapshot: the point theta (and the buffers) at which the curvature is taken.
+        inputs: all inputs, first dimension samples.
+        targets: their targets.
+        loss: cross-entropy or squared error, with L2.
+        kind: ``ggn`` or ``hessian``.
+        reduction: ``mean``, or ``sum``, which is n times the mean, L2 term included (it belongs to every sample).
+        chunk_size: samples differentiated together; the last chunk may be smaller, each counts by its size.
+        budget_bytes: how much may be kept between products; chunks beyond it are rebuilt at each product.
+
+    Example:
+        >>> from expunge.core.losses import SquaredError
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> inputs = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> curvature = Curvature(model, Snapshot.of(model), inputs, torch.zeros(2, 1), SquaredError())
+        >>> curvature @ torch.ones(2)
+        tensor([0.5000, 2.0000])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        snapshot: Snapshot,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Loss,
+        *,
+        kind: Kind = "ggn",
+        reduction: Reduction = "mean",
+        chunk_size: int = 128,
+        budget_bytes: int = 2 << 30,
+    ) -> None:
+        if kind not in KINDS:
+            raise RequestError(f"The curvature {kind!r} is not known: use one of {', '.join(KINDS)}.")
+        if len(inputs) == 0 or len(inputs) != len(targets):
+            raise DataError(f"Curvature needs as many targets as inputs, not {len(targets)} for {len(inputs)}.")
+        if reduction not in ("mean", "sum"):
+            raise RequestError(f"The reduction {reduction!r} is not known: use 'mean' or 'sum'.")
+        if chunk_size < 1:
+            raise RequestError(f"The chunk size must be at least 1, not {chunk_size}.")
+        require_evaluation_mode(model)
+        self.count = len(inputs)
+        self._scale = 1.0 if reduction == "mean" else float(self.count)
+        self.size = snapshot.parameters.numel()
+        self._model, self._snapshot, self._loss = model, snapshot, loss
+        self._layout = Layout.of(model)
+        self._linearise = self._linearise_ggn if kind == "ggn" else self._linearise_hessian
+        self._chunks = list(zip(torch.split(inputs, chunk_size), torch.split(targets, chunk_size), strict=True))
+        self._kept: list[Product] = []
+        self._keep_within(budget_bytes)
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """The product with one flat vector."""
+        if vector.shape != (self.size,):
+            raise RequestError(f"The curvature takes vectors of length {self.size}, not {tuple(vector.shape)}.")
+        total = torch.zeros_like(vector)
+        for number, (inputs, targets) in enumerate(self._chunks):
+            product = self._kept[number] if number < len(self._kept) else self._linearise(inputs, targets)
+            total += product(vector)
+        return self._scale * (total / self.count + self._loss.l2 * vector)
+
+    @property
+    def kept_chunks(self) -> int:
+        """How many chunks' graphs are kept between products."""
+        return len(self._kept)
+
+    def _keep_within(self, budget_bytes: int) -> None:
+        """Keep as many chunks' graphs as the budget holds, by the measured size of the first and largest."""
+        meter = _SavedBytes()
+        with meter:
+            first = self._linearise(*self._chunks[0])
+        affordable = budget_bytes // max(meter.total, 1)
+        if affordable >= 1:
+            self._kept = [first, *(self._linearise(*chunk) for chunk in self._chunks[1:affordable])]
+
+    def _outputs(self, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs at the snapshot and the leaf tensors with respect to which they can be differentiated."""
+        leaves = {
+            name: part.detach().requires_grad_()
+            for name, part in self._layout.unflatten(self._snapshot.parameters).items()
+        }
+        with differentiable_attention():
+            outputs = functional_call(self._model, {**leaves, **self._snapshot.buffers}, (inputs,))
+        return outputs, tuple(leaves.values())
+
+    def _linearise_hessian(self, inputs: Tensor, targets: Tensor) -> Product:
+        outputs, leaves = self._outputs(inputs)
+        summed = self._loss.per_sample(outputs, targets).sum()
+        gradient = torch.autograd.grad(summed, leaves, create_graph=True, materialize_grads=True)
+
+        def product(vector: Tensor) -> Tensor:
+            parts = tuple(self._layout.unflatten(vector).values())
+            # A loss that is linear in every parameter has a gradient without history: its Hessian is zero.
+            known = [(g, part) for g, part in zip(gradient, parts, strict=True) if g.requires_grad]
+            if not known:
+                return torch.zeros_like(vector)
+            second = torch.autograd.grad(
+                [g for g, _ in known],
+                leaves,
+                [part for _, part in known],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+            return torch.cat([s.reshape(-1) for s in second])
+
+        return product
+
+    def _linearise_ggn(self, inputs: Tensor, targets: Tensor) -> Product:
+        del targets
+        outputs, leaves = self._outputs(inputs)
+        # J'u is linear in u, so differentiating it once more, in u, gives J v: forward mode out of two reverses.
+        probe = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(outputs, leaves, probe, create_graph=True, materialize_grads=True)
+        at_outputs = outputs.detach()
+
+        def product(vector: Tensor) -> Tensor:
+            parts = tuple(self._layout.unflatten(vector).values())
+            used = [(p, part) for p, part in zip(pulled, parts, strict=True) if p.requires_grad]
+            (pushed,) = torch.autograd.grad([p for p, _ in used], probe, [part for _, part in used], retain_graph=True)
+            curved = self._loss.output_hessian_product(at_outputs, pushed)
+            back = torch.autograd.grad(outputs, leaves, curved, retain_graph=True, materialize_grads=True)
+            return torch.cat([b.reshape(-1) for b in back])
+
+        return product
+
+
+class _SavedBytes:
+    """Counts the bytes that autograd saves while it is open; a storage saved twice counts once."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._seen: set[int] = set()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor)
+
+    def _count(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if not isinstance(tensor, nn.Parameter) and storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.total += storage.nbytes()
+        return tensor.detach()  # the tensor itself would keep its own graph alive in a cycle
+
+    def __enter__(self) -> None:
+        self._hooks.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._hooks.__exit__(*exception)

@@ -1,0 +1,126 @@
+"""Model parameters as one flat vector, and back; buffers (batch norm) are kept apart.
+
+All mathematics of expunge happens on flat vectors. Only parameters with ``requires_grad`` are in the
+vector, each once even where two modules share it; frozen ones stay as they are in the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from expunge.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the trainable parameters, in the order in which the flat vector holds them.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> layout = Layout.of(model)
+        >>> layout.size
+        3
+        >>> torch.equal(layout.flatten(layout.unflatten(torch.arange(3.0))), torch.arange(3.0))
+        True
+    """
+
+    shapes: tuple[tuple[str, torch.Size], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """The layout of a model's trainable parameters."""
+        shapes = tuple((name, p.shape) for name, p in model.named_parameters() if p.requires_grad)
+        if not shapes:
+            raise ModelError("The model has no trainable parameters: set requires_grad on those to update.")
+        return cls(shapes)
+
+    @cached_property
+    def size(self) -> int:
+        """Length d of the flat vector."""
+        return sum(shape.numel() for _, shape in self.shapes)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One vector out of named tensors; names outside the layout (buffers, frozen) are passed over."""
+        for name, shape in self.shapes:
+            if name not in tensors:
+                raise ModelError(f"Parameter {name!r} is missing: is this of another architecture?")
+            if tensors[name].shape != shape:
+                raise ModelError(
+                    f"Parameter {name!r} has shape {tuple(tensors[name].shape)} where the model has "
+                    f"{tuple(shape)}: this is of another architecture."
+                )
+        return torch.cat([tensors[name].detach().reshape(-1) for name, _ in self.shapes])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Named views into the vector."""
+        if vector.shape != (self.size,):
+            raise ModelError(f"A vector of shape {tuple(vector.shape)} does not fit {self.size} parameters.")
+        parts = torch.split(vector, [shape.numel() for _, shape in self.shapes])
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What a federation's model is at one moment: the flat parameters, and the buffers apart.
+
+    Example:
+        >>> model = nn.BatchNorm1d(2)
+        >>> snapshot = Snapshot.of(model)
+        >>> snapshot.parameters.shape, sorted(snapshot.buffers)
+        (torch.Size([4]), ['num_batches_tracked', 'running_mean', 'running_var'])
+    """
+
+    parameters: Tensor
+    buffers: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Snapshot:
+        """A copy of the model's parameters and buffers, refused where one is not finite."""
+        parameters = Layout.of(model).flatten(dict(model.named_parameters()))
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        snapshot = cls(parameters, buffers)
+        snapshot.require_finite()
+        return snapshot
+
+    def require_finite(self) -> None:
+        """Raise ModelError where a parameter or buffer is NaN or infinite."""
+        for name, tensor in {"parameters": self.parameters, **self.buffers}.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ModelError(f"The model has a NaN or infinite value in its {name}: load a sound checkpoint.")
+
+    def moved(self, parameters: Tensor) -> Snapshot:
+        """The same buffers with other parameters."""
+        return Snapshot(parameters, self.buffers)
+
+    def write_to(self, model: nn.Module) -> None:
+        """Copy this snapshot into the model, in place."""
+        tensors = Layout.of(model).unflatten(self.parameters)
+        own_buffers = dict(model.named_buffers())
+        if own_buffers.keys() != self.buffers.keys():
+            raise ModelError("The snapshot's buffers are not the model's: this is of another architecture.")
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in tensors:
+                    parameter.copy_(tensors[name])
+            for name, buffer in own_buffers.items():
+                buffer.copy_(self.buffers[name])
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of parameters and buffers: two snapshots are the same model if and only if it agrees."""
+        state = hashlib.sha256()
+        for name, tensor in [("", self.parameters), *sorted(self.buffers.items())]:
+            state.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+            state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return state.hexdigest()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes to send or keep this snapshot."""
+        return sum(t.numel() * t.element_size() for t in [self.parameters, *self.buffers.values()])

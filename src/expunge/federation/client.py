@@ -1,0 +1,215 @@
+"""A client: the only code that ever sees raw data. It does the tasks that it is asked to do."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import singledispatchmethod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from expunge.core.curvature import Curvature, differentiable_attention
+from expunge.core.krylov import conjugate_gradient
+from expunge.core.losses import Loss, objective
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import ModelError, NumericalError
+from expunge.federation.local_data import LocalData
+from expunge.federation.tasks import (
+    FORWARD_COST,
+    PRODUCT_COST,
+    Buffers,
+    CurvatureProduct,
+    Draw,
+    Gradient,
+    Indices,
+    LocalSolve,
+    Losses,
+    NormStatistics,
+    Reply,
+    Solved,
+    Sum,
+    Task,
+    Train,
+    Trained,
+)
+
+CHUNK = 256
+
+
+class Client:
+    """Does tasks on local data.
+
+    Args:
+        data: the client's own samples.
+        model: any module; only its architecture is used, the weights come with the task.
+        loss: the training loss.
+        boost: factor by which a malicious client multiplies its updates; 1 for an honest one.
+
+    Example:
+        >>> from expunge.core.losses import CrossEntropy
+        >>> model = nn.Linear(2, 2)
+        >>> data = LocalData((torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)), "ada")
+        >>> client = Client(data, model, CrossEntropy())
+        >>> client.perform(Gradient(Snapshot.of(model))).count
+        4
+    """
+
+    def __init__(self, data: LocalData, model: nn.Module, loss: Loss, *, boost: float = 1.0) -> None:
+        self.data = data
+        self._model = copy.deepcopy(model)
+        self._loss = loss
+        self._boost = boost
+        self._layout = Layout.of(model)
+        self._curvature: tuple[object, Curvature] | None = None
+
+    def perform(self, task: Task) -> Reply:
+        """Do one task."""
+        if task.model.parameters.numel() != self._layout.size:
+            sent = task.model.parameters.numel()
+            raise ModelError(f"The task's model has {sent} parameters where this client's has {self._layout.size}.")
+        return self._perform(task)
+
+    @singledispatchmethod
+    def _perform(self, task: Task) -> Reply:
+        raise TypeError(f"No client knows the task {type(task).__name__}.")
+
+    @_perform.register
+    def _(self, task: Train) -> Trained:
+        available = self.data.available(task.exclude)
+        task.model.write_to(self._model)
+        self._model.train()
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        optimiser = torch.optim.SGD(parameters, lr=task.learning_rate, weight_decay=self._loss.l2)
+        steps = 0
+        with torch.random.fork_rng(devices=_devices(task.model.parameters)):
+            torch.manual_seed(task.seed)
+            for _ in range(task.epochs):
+                for batch in torch.split(available[torch.randperm(len(available))], task.batch_size):
+                    inputs, targets = self.data.take(batch)
+                    optimiser.zero_grad(set_to_none=True)
+                    self._loss.per_sample(self._model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
+                    optimiser.step()
+                    steps += 1
+        after = Snapshot.of(self._model)
+        update = self._boost * (after.parameters - task.model.parameters)
+        return Trained(update, after.buffers, len(available), steps, float(len(available) * task.epochs))
+
+    @_perform.register
+    def _(self, task: Gradient) -> Sum:
+        chosen = self.data.checked(task.only) if task.only is not None else self.data.available(task.exclude)
+        gradient = self._gradient(task.model, chosen)
+        return Sum(gradient * len(chosen), len(chosen), float(len(chosen)))
+
+    @_perform.register
+    def _(self, task: CurvatureProduct) -> Sum:
+        count = len(self.data.available(task.exclude))
+        curvature = self._curvature_at(task)
+        total = torch.stack([curvature @ vector for vector in task.vectors]) * count
+        return Sum(total, count, PRODUCT_COST * curvature.count * len(task.vectors))
+
+    @_perform.register
+    def _(self, task: LocalSolve) -> Solved:
+        chosen = self.data.available() if task.only is None else self.data.checked(task.only)
+        gradient = self._gradient(task.model, chosen)
+        curvature = self._curvature_at(CurvatureProduct(task.model, gradient, task.kind))
+        solution = conjugate_gradient(
+            lambda vector: curvature @ vector,
+            gradient,
+            iterations=task.iterations,
+            damping=task.damping,
+            negative_curvature=task.negative_curvature,
+            smallest_eigenvalue=0.0 if task.kind == "ggn" else None,
+        )
+        cost = len(chosen) + PRODUCT_COST * curvature.count * solution.products
+        return Solved(solution, float(torch.linalg.vector_norm(gradient)), float(cost))
+
+    @_perform.register
+    def _(self, task: Losses) -> Sum:
+        count = len(self.data.available(task.exclude))
+        chosen = self._drawn(task.draw, task.exclude)
+        self._model.eval()
+        totals = []
+        for length in task.lengths:
+            moved = task.model.moved(task.model.parameters - length * task.direction)
+            totals.append(self._mean_loss(moved, chosen))
+        cost = FORWARD_COST * len(chosen) * len(task.lengths)
+        return Sum(torch.stack(totals) * count, count, cost)
+
+    @_perform.register
+    def _(self, task: NormStatistics) -> Buffers:
+        available = self.data.available(task.exclude)
+        task.model.write_to(self._model)
+        self._model.train()
+        norms = [m for m in self._model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over all batches
+        with torch.no_grad():
+            for batch in torch.split(available, task.batch_size):
+                self._model(self.data.take(batch)[0])
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        return Buffers(Snapshot.of(self._model).buffers, len(available), FORWARD_COST * len(available))
+
+    def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
+        """Gradient of the mean loss, L2 included, over the chosen samples."""
+        self._model.eval()
+        leaf = model.parameters.detach().requires_grad_()
+        total = torch.zeros_like(model.parameters)
+        for part in torch.split(chosen, CHUNK):
+            inputs, targets = self.data.take(part)
+            with differentiable_attention():
+                outputs = functional_call(self._model, {**self._layout.unflatten(leaf), **model.buffers}, (inputs,))
+            value = objective(self._loss, outputs, targets, leaf)
+            total += torch.autograd.grad(value, leaf)[0] * (len(part) / len(chosen))
+        if not bool(torch.isfinite(total).all()):
+            raise NumericalError("A gradient is NaN or infinite: check the model and the data.")
+        return total
+
+    def _mean_loss(self, model: Snapshot, chosen: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=model.parameters.dtype, device=model.parameters.device)
+        with torch.no_grad():
+            tensors = {**self._layout.unflatten(model.parameters), **model.buffers}
+            for part in torch.split(chosen, CHUNK):
+                inputs, targets = self.data.take(part)
+                outputs = functional_call(self._model, tensors, (inputs,))
+                value = objective(self._loss, outputs, targets, model.parameters)
+                total += value * (len(part) / len(chosen))
+        return total
+
+    def _drawn(self, draw: Draw | None, exclude: Indices) -> Tensor:
+        available = self.data.available(exclude)
+        if draw is None:
+            return available
+        order = torch.randperm(len(available), generator=torch.Generator().manual_seed(draw.seed))
+        size = min(draw.size, len(available))
+        return available[order[len(order) - size :] if draw.from_back else order[:size]]
+
+    def _curvature_at(self, task: CurvatureProduct) -> Curvature:
+        """The curvature operator, built once and reused as long as model, samples and kind stay the same."""
+        key = (task.model.digest, task.kind, task.draw, task.exclude)
+        if self._curvature is None or self._curvature[0] != key:
+            self._curvature = None  # free the old graphs before building new ones
+            self._model.eval()
+            inputs, targets = self.data.take(self._drawn(task.draw, task.exclude))
+            curvature = Curvature(self._model, task.model, inputs, targets, self._loss, kind=task.kind)
+            self._curvature = (key, curvature)
+        return self._curvature[1]
+
+
+def _devices(like: Tensor) -> list[int]:
+    """The CUDA device whose random state must be put back, if any."""
+    return [like.device.index or 0] if like.device.type == "cuda" else []
+
+
+def local_steps(count: int, epochs: int, batch_size: int) -> int:
+    """SGD steps that a client with so many samples makes in one round.
+
+    Example:
+        >>> local_steps(count=100, epochs=5, batch_size=32)
+        20
+    """
+    return epochs * math.ceil(count / batch_size)

@@ -1,0 +1,76 @@
+"""The in-process engine: all clients on this machine, one after another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from expunge.core.losses import Loss
+from expunge.errors import RequestError
+from expunge.federation.client import Client
+from expunge.federation.engine import Cost
+from expunge.federation.local_data import LocalData, MapStyleDataset
+from expunge.federation.tasks import Reply, Task, payload_bytes
+
+
+class LocalEngine:
+    """A federation inside one process.
+
+    Args:
+        model: any module; only its architecture is used.
+        loss: the training loss.
+        datasets: client names and their samples (a pair of tensors or a map-style dataset).
+        boosts: factors by which malicious clients multiply their updates.
+
+    Example:
+        >>> import torch
+        >>> from expunge.core.losses import CrossEntropy
+        >>> data = (torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))
+        >>> LocalEngine(nn.Linear(2, 2), CrossEntropy(), {"ada": data}).clients()
+        {'ada': 4}
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        datasets: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset],
+        boosts: Mapping[str, float] | None = None,
+    ) -> None:
+        if not datasets:
+            raise RequestError("A federation needs at least one client.")
+        self.cost = Cost()
+        self._clients = {
+            name: Client(LocalData(data, name), model, loss, boost=(boosts or {}).get(name, 1.0))
+            for name, data in datasets.items()
+        }
+        self._known_model: dict[str, str] = {}
+
+    def clients(self) -> dict[str, int]:
+        """Names and sample counts."""
+        return {name: len(client.data) for name, client in self._clients.items()}
+
+    def without(self, names: tuple[str, ...]) -> LocalEngine:
+        """An engine on the same clients but these, with its own cost account: they have been switched off."""
+        other = copy.copy(self)
+        other.cost, other._known_model = Cost(), {}
+        other._clients = {name: client for name, client in self._clients.items() if name not in names}
+        return other
+
+    def ask(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
+        """One message round."""
+        unknown = [name for name in tasks if name not in self._clients]
+        if unknown:
+            raise RequestError(f"No client {unknown[0]!r} can be reached; there are {', '.join(self._clients)}.")
+        replies: dict[str, Reply] = {}
+        for name, task in tasks.items():
+            self.cost.bytes_down += payload_bytes(task, self._known_model.get(name))
+            self._known_model[name] = task.model.digest
+            reply = self._clients[name].perform(task)
+            self.cost.bytes_up += payload_bytes(reply)
+            self.cost.sample_gradients += reply.sample_gradients
+            replies[name] = reply
+        self.cost.rounds += 1
+        return replies

@@ -1,0 +1,156 @@
+"""What the server remembers of each client while training: one vector, no history.
+
+    B_u = sum over rounds of  w_u (Delta_u - Delta)
+
+its update minus the aggregated one, times its weight in that round; nothing in a round that it missed. To first order,
+training without u would have ended at ``theta - A_u`` worn down by what the others trained afterwards,
+``A_u = B_u / (1 - w_u)``. The vector is derived from the client's data: it is deleted with the client.
+
+It assumes plain averaging on the server (FedAvg), and it does not exist under secure aggregation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from expunge.core.vectors import Layout
+from expunge.errors import DataError, RequestError
+
+Update = Tensor | Mapping[str, Tensor]
+
+
+class Memory:
+    """One vector per client, added to once a round.
+
+    Args:
+        model: the model that is trained; needed only where updates are recorded as named tensors.
+
+    Example:
+        >>> memory = Memory()
+        >>> memory.record({"ada": torch.tensor([1.0]), "bob": torch.tensor([3.0])}, weights={"ada": 1, "bob": 1})
+        >>> memory.influence(["ada"])
+        tensor([-1.])
+        >>> memory.without(["ada"]).clients
+        ('bob',)
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._layout = Layout.of(model) if model is not None else None
+        self._vectors: dict[str, Tensor] = {}
+        self._rounds: list[dict[str, float]] = []
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the clients that it remembers."""
+        return tuple(self._vectors)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What keeping it costs."""
+        return sum(v.numel() * v.element_size() for v in self._vectors.values())
+
+    def record(self, updates: Mapping[str, Update], weights: Mapping[str, float]) -> None:
+        """Add one round: each participant's update (what it sent minus what it got) and its weight in the average.
+
+        Args:
+            updates: for each participant a flat vector, or named tensors (a difference of state dicts).
+            weights: for each participant its weight, in any unit: sample counts will do.
+        """
+        vectors = {name: self._flat(update) for name, update in updates.items()}
+        total = float(sum(weights.get(name, 0.0) for name in vectors))
+        if set(updates) != set(weights) or total <= 0 or any(weight < 0 for weight in weights.values()):
+            raise RequestError("Each update needs a weight of at least 0, not all zero, under the same client's name.")
+        for name, vector in vectors.items():
+            if not bool(torch.isfinite(vector).all()):
+                raise DataError(f"The update of client {name!r} has a NaN or infinite value: it is not recorded.")
+        share = {name: weights[name] / total for name in vectors}
+        mean = torch.stack([share[name] * vector for name, vector in vectors.items()]).sum(dim=0)
+        for name, vector in vectors.items():
+            added = share[name] * (vector - mean)
+            self._vectors[name] = self._vectors[name] + added if name in self._vectors else added
+        self._rounds.append(share)
+
+    def mass(self, names: Iterable[str]) -> float:
+        """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""
+        together = [sum(shares.get(name, 0.0) for name in names) for shares in self._rounds]
+        present = [weight for weight in together if weight > 0]
+        return sum(present) / len(present) if present else 0.0
+
+    def influence(self, names: Iterable[str]) -> Tensor:
+        """A_U: the sum of ``B_u`` over these clients, divided by ``1 - w_U``."""
+        names = tuple(names)
+        missing = [name for name in names if name not in self._vectors]
+        if missing:
+            known = ", ".join(self._vectors) or "none"
+            raise RequestError(f"No vector of client {missing[0]!r} was kept while training; there are: {known}.")
+        mass = self.mass(names)
+        if mass >= 1:
+            raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
+        return torch.stack([self._vectors[name] for name in names]).sum(dim=0) / (1 - mass)
+
+    def without(self, names: Iterable[str]) -> Memory:
+        """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
+
+        ``B_v <- (B_v + w_v/(1-w_u) B_u) / (1-w_u)``, one client after another: exact for constant weights, so that
+        leaving one by one equals leaving together. Under partial participation the weights are means over the rounds
+        that the two clients shared.
+        """
+        left = self
+        for name in names:
+            left = left._without_one(name)
+        return left
+
+    def _without_one(self, gone: str) -> Memory:
+        other = Memory()
+        other._layout = self._layout
+        leaving = self._vectors.get(gone)
+        for name, vector in self._vectors.items():
+            if name == gone:
+                continue
+            if leaving is not None:
+                own, theirs = self._share(name, beside=gone), self._share(gone, beside=name)
+                vector = (vector + own / (1 - self.mass([gone])) * leaving) / (1 - theirs)
+            other._vectors[name] = vector
+        for shares in self._rounds:
+            rest = 1 - shares.get(gone, 0.0)
+            if rest > 0:
+                other._rounds.append({name: share / rest for name, share in shares.items() if name != gone})
+        return other
+
+    def _share(self, name: str, beside: str) -> float:
+        """Mean weight of ``name`` over the rounds in which ``beside`` took part."""
+        shared = [shares.get(name, 0.0) for shares in self._rounds if shares.get(beside, 0.0) > 0]
+        return sum(shared) / len(shared) if shared else 0.0
+
+    def _flat(self, update: Update) -> Tensor:
+        if isinstance(update, Tensor):
+            if update.dim() != 1:
+                raise RequestError("An update is a flat vector or a mapping of parameter names to tensors.")
+            return update.detach()
+        if self._layout is None:
+            raise RequestError("To record named tensors, make the memory with its model: Memory(model).")
+        return self._layout.flatten(update)
+
+    def save(self, path: Path) -> None:
+        """Write it to one safetensors file."""
+        vectors = {name: vector.contiguous() for name, vector in self._vectors.items()}
+        save_file(vectors, path, metadata={"rounds": json.dumps(self._rounds)})
+
+    @classmethod
+    def load(cls, path: Path) -> Memory:
+        """Read it back."""
+        memory = cls()
+        try:
+            with safe_open(path, framework="pt") as file:
+                memory._rounds = json.loads((file.metadata() or {})["rounds"])
+                memory._vectors = {name: file.get_tensor(name) for name in list(file.keys())}
+        except (OSError, SafetensorError, KeyError, ValueError) as problem:
+            raise DataError(f"The memory file {path} cannot be read: {problem}.") from problem
+        return memory

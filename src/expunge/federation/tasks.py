@@ -1,0 +1,170 @@
+"""What a server may ask of a client, and what comes back: small frozen messages.
+
+Replies that are averaged over clients come as plain sums (a total and a count), so that an aggregator that only
+ever sees sums suffices. Nothing per-sample is in any reply. Each reply says what it cost in sample-gradients:
+a forward pass counts 1/3, a gradient 1, a curvature product 2, whatever the implementation does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from expunge.core.curvature import Kind
+from expunge.core.krylov import NegativeCurvature, Solution
+from expunge.core.vectors import Snapshot
+
+FORWARD_COST = 1 / 3
+PRODUCT_COST = 2.0
+
+Indices = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which of its samples a client uses: ``size`` of them in a seeded random order, from the front or the back.
+
+    Front and back of one order overlap only where the client has fewer than both together, so the length of a step
+    can be checked on samples that did not choose its direction.
+    """
+
+    size: int
+    seed: int
+    from_back: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Train:
+    """Train the model on local data by plain SGD and send back the update."""
+
+    model: Snapshot
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    exclude: Indices = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """The gradient of the mean local loss: over ``only`` these samples, or over all but the ``exclude`` ones."""
+
+    model: Snapshot
+    only: Indices | None = None
+    exclude: Indices = ()
+
+
+@dataclass(frozen=True, eq=False)
+class CurvatureProduct:
+    """Products of the local curvature (on a draw of samples) with the rows of ``vectors``."""
+
+    model: Snapshot
+    vectors: Tensor
+    kind: Kind
+    draw: Draw | None = None
+    exclude: Indices = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSolve:
+    """Algorithm 1, lines 4 to 14: ``(H_i + damping) v = grad l_i(theta; D_u)`` with the client's own curvature."""
+
+    model: Snapshot
+    iterations: int
+    damping: float
+    kind: Kind
+    negative_curvature: NegativeCurvature
+    only: Indices | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The mean local loss at ``theta - t direction`` for every t in ``lengths``: a line search in one message."""
+
+    model: Snapshot
+    direction: Tensor
+    lengths: tuple[float, ...]
+    draw: Draw | None = None
+    exclude: Indices = ()
+
+
+@dataclass(frozen=True, eq=False)
+class NormStatistics:
+    """Batch-norm statistics of the local data under the model."""
+
+    model: Snapshot
+    batch_size: int
+    exclude: Indices = ()
+
+
+Task = Train | Gradient | CurvatureProduct | LocalSolve | Losses | NormStatistics
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A client's update ``theta_i - theta``, its buffers, and how many samples and steps stand behind it."""
+
+    update: Tensor
+    buffers: Mapping[str, Tensor]
+    count: int
+    steps: int
+    sample_gradients: float
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """``count`` times a local mean: adding these up over clients and dividing by the counts gives the mean."""
+
+    total: Tensor
+    count: int
+    sample_gradients: float
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """A client's own solve: the solution with its diagnostics, and the norm of the gradient it started from."""
+
+    solution: Solution
+    gradient_norm: float
+    sample_gradients: float
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """A client's buffers, re-estimated, and its sample count."""
+
+    buffers: Mapping[str, Tensor]
+    count: int
+    sample_gradients: float
+
+
+Reply = Trained | Sum | Solved | Buffers
+
+
+def payload_bytes(message: Task | Reply | Solution, known_model: str | None = None) -> int:
+    """Bytes of all tensors in a message; a model that the receiver knows already is only named.
+
+    Example:
+        >>> import torch
+        >>> payload_bytes(Sum(torch.zeros(10), 1, 0.0))
+        40
+    """
+    total = 0
+    for part in fields(message):
+        total += _value_bytes(getattr(message, part.name), known_model)
+    return total
+
+
+def _value_bytes(value: Any, known_model: str | None) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Snapshot):
+        return 0 if value.digest == known_model else value.stored_bytes
+    if isinstance(value, Solution):
+        return payload_bytes(value)
+    if isinstance(value, Mapping):
+        return sum(_value_bytes(entry, known_model) for entry in value.values())
+    return 0
