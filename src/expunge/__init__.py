@@ -1,3 +1,22 @@
 """expunge: take a client's contribution out of a federated model, and show how well it is gone."""
 
 __version__ = "0.1.0"
+
+from expunge.errors import DataError, ExpungeError, ModelError, NumericalError, RequestError
+from expunge.federation.memory import Memory
+from expunge.forgetting import forget
+from expunge.unlearning.recovery import Recovery
+from expunge.unlearning.registry import Outcome, methods
+
+__all__ = [
+    "DataError",
+    "ExpungeError",
+    "Memory",
+    "ModelError",
+    "NumericalError",
+    "Outcome",
+    "Recovery",
+    "RequestError",
+    "forget",
+    "methods",
+]

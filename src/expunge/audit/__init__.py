@@ -1,1 +1,1 @@
-"""The room `audit`."""
+"""How well it is gone: measures of a model beside a retrained one."""

@@ -23,7 +23,7 @@ def perturbation_bound(gradient_norm: float, mu: float, epsilon: float, rho: flo
         >>> perturbation_bound(gradient_norm=1.0, mu=2.0, epsilon=1.0, rho=0.5)
         1.0
     """
-    if not 0 <= epsilon < mu or rho < 0 or gradient_norm < 0:
+    if not (0 <= epsilon < mu and rho >= 0 and gradient_norm >= 0):
         raise RequestError("Theorem 1 needs 0 <= epsilon < mu, rho >= 0 and a norm of at least 0.")
     return epsilon / (mu * (mu - epsilon)) * gradient_norm + rho / (mu - epsilon)
 
@@ -37,7 +37,7 @@ def approximate_solver_bound(gradient_norm: float, mu: float, epsilon: float, rh
         >>> approximate_solver_bound(gradient_norm=1.0, mu=2.0, epsilon=1.0, rho=0.5, xi=0.25)
         1.25
     """
-    if xi < 0:
+    if not xi >= 0:
         raise RequestError("The solver's error xi must be at least 0.")
     return perturbation_bound(gradient_norm, mu, epsilon, rho) + xi
 
@@ -65,8 +65,8 @@ def damping_bias(gradient_norm: float, mu: float, damping: float) -> float:
         >>> damping_bias(gradient_norm=1.0, mu=1.0, damping=1.0)
         0.5
     """
-    if mu <= 0 or damping < 0:
-        raise RequestError("The bias of damping is bounded only for mu > 0 and damping >= 0.")
+    if not (mu > 0 and damping >= 0 and gradient_norm >= 0):
+        raise RequestError("The bias of damping is bounded only for mu > 0, damping >= 0 and a norm of at least 0.")
     return damping / (mu * (mu + damping)) * gradient_norm
 
 
@@ -81,10 +81,9 @@ def cg_rate(condition: float, iterations: int) -> float:
         >>> round(cg_rate(condition=100.0, iterations=10), 3)
         0.269
     """
-    if condition < 1 or iterations < 0:
-        raise RequestError("The rate needs a condition number of at least 1 and at least 0 iterations.")
-    root = math.sqrt(condition)
-    return 2.0 * ((root - 1) / (root + 1)) ** iterations
+    if not 1 <= condition < math.inf or iterations < 0:
+        raise RequestError("The rate needs a finite condition number of at least 1 and at least 0 iterations.")
+    return 2.0 * math.exp(-iterations * _decay(condition)) if iterations else 2.0
 
 
 def iterations_for(condition: float, epsilon: float) -> int:
@@ -98,20 +97,23 @@ def iterations_for(condition: float, epsilon: float) -> int:
         >>> iterations_for(condition=100.0, epsilon=0.01)
         27
     """
-    if epsilon <= 0:
+    if not epsilon > 0:
         raise RequestError("The accuracy epsilon must be above 0.")
     if cg_rate(condition, 0) <= epsilon:
         return 0
-    root = math.sqrt(condition)
-    if root == 1:
-        return 1
-    count = math.ceil(math.log(2 / epsilon) / math.log((root + 1) / (root - 1)))
+    count = max(1, math.ceil(math.log(2 / epsilon) / _decay(condition)))
     # Rounding of the logarithms can be off by one in either direction.
     while cg_rate(condition, count) > epsilon:
         count += 1
     while count > 0 and cg_rate(condition, count - 1) <= epsilon:
         count -= 1
     return count
+
+
+def _decay(condition: float) -> float:
+    """``log((sqrt(k) + 1) / (sqrt(k) - 1))``, in a form that keeps its digits where the condition is large."""
+    root = math.sqrt(condition)
+    return 2 * math.atanh(1 / root) if root > 1 else math.inf
 
 
 def total_error(
@@ -128,6 +130,6 @@ def total_error(
         >>> total_error(constant=1.0, condition=1.0, iterations=1, product_error=0.0, aggregation_error=0.5)
         0.5
     """
-    if min(constant, product_error, aggregation_error) < 0:
+    if not (constant >= 0 and product_error >= 0 and aggregation_error >= 0):
         raise RequestError("The constant and the errors must be at least 0.")
     return constant * (cg_rate(condition, iterations) + product_error + aggregation_error)

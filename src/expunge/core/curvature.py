@@ -15,7 +15,7 @@ are refused; piecewise linear networks have H = G + a term that a kink makes use
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ KINDS = ("ggn", "hessian")
 Reduction = Literal["mean", "sum"]
 Product = Callable[[Tensor], Tensor]
 
-_STATEFUL_WHILE_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+_STATEFUL_WHILE_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
 def require_evaluation_mode(model: nn.Module) -> None:
@@ -43,7 +43,10 @@ def require_evaluation_mode(model: nn.Module) -> None:
         >>> require_evaluation_mode(nn.Dropout().eval())
     """
     for name, module in model.named_modules():
-        if module.training and isinstance(module, _STATEFUL_WHILE_TRAINING):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise ModelError(f"Layer {name or 'model'!r} has no running statistics: its outputs depend on the batch.")
+        drops = isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0
+        if module.training and (drops or isinstance(module, _STATEFUL_WHILE_TRAINING)):
             raise ModelError(
                 f"Layer {name or 'model'!r} ({type(module).__name__}) is in training mode: call model.eval() first."
             )
@@ -126,7 +129,8 @@ class Curvature:
 
     def _keep_within(self, budget_bytes: int) -> None:
         """Keep as many chunks' graphs as the budget holds, by the measured size of the first and largest."""
-        meter = _SavedBytes()
+        held = (*self._chunks[0], self._snapshot.parameters, *self._snapshot.buffers.values())
+        meter = _SavedBytes((*held, *self._model.parameters()))
         with meter:
             first = self._linearise(*self._chunks[0])
         affordable = budget_bytes // max(meter.total, 1)
@@ -185,16 +189,19 @@ class Curvature:
 
 
 class _SavedBytes:
-    """Counts the bytes that autograd saves while it is open; a storage saved twice counts once."""
+    """Counts the bytes that autograd saves while it is open; a storage saved twice counts once.
 
-    def __init__(self) -> None:
+    Storages that are held anyway (the data, the parameters) do not count: a chunk is a view of all the data.
+    """
+
+    def __init__(self, held: Iterable[Tensor]) -> None:
         self.total = 0
-        self._seen: set[int] = set()
+        self._seen = {tensor.untyped_storage().data_ptr() for tensor in held}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor)
 
     def _count(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if not isinstance(tensor, nn.Parameter) and storage.data_ptr() not in self._seen:
+        if storage.data_ptr() not in self._seen:
             self._seen.add(storage.data_ptr())
             self.total += storage.nbytes()
         return tensor.detach()  # the tensor itself would keep its own graph alive in a cycle

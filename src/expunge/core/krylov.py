@@ -22,6 +22,8 @@ NegativeCurvature = Literal["stop", "ignore", "raise-damping"]
 NEGATIVE_CURVATURE = ("stop", "ignore", "raise-damping")
 Status = Literal["converged", "iterations", "negative-curvature", "zero-right-side"]
 
+_NO_CURVATURE = "Conjugate gradient met a direction without any curvature: give a damping above 0."
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -32,12 +34,12 @@ class Solution:
         iterations: how many were done.
         products: how many operator products were spent.
         residual_norms: ``||b - (A + damping) x_t||`` for t = 0, 1, ..., by CG's own recurrence.
-        ritz_values: eigenvalues of the operator seen through the Krylov space (of the preconditioned damped
-            operator, where there is a preconditioner), ascending. They lie inside the spectrum.
+        ritz_values: eigenvalues of the damped operator (preconditioned, where there is a preconditioner) seen
+            through the Krylov space, ascending. They lie inside its spectrum.
         condition_estimate: largest over smallest Ritz value. An estimate from below, never a bound.
         error_bound: ``||r_k|| / (smallest_eigenvalue + damping)``, a true bound on ``||x_k - x*||_2``;
             None where no positive lower bound on the spectrum is known.
-        smallest_curvature: the smallest ``p'Ap / p'p`` met (without damping).
+        smallest_curvature: the smallest ``p'Ap / p'p`` met (without damping), restarts included.
         damping: the damping that was used in the end (larger than asked for after ``raise-damping``).
         status: what stopped it.
     """
@@ -84,7 +86,7 @@ def conjugate_gradient(
         right_side: b.
         iterations: at most so many.
         damping: added to the diagonal.
-        tolerance: stop at ``||r|| <= tolerance ||b||``.
+        tolerance: stop at ``||r|| <= tolerance ||b||``; at rounding, relative to the first residual, it always stops.
         start: first iterate; costs one product. None starts at zero, for free.
         preconditioner: ``r -> P^-1 r``, symmetric positive definite.
         negative_curvature: what to do when ``p'(A + damping)p <= 0``. ``stop`` keeps the last good iterate (and
@@ -107,7 +109,7 @@ def conjugate_gradient(
         raise RequestError(f"The damping must be a number of at least 0, not {damping}.")
     if negative_curvature not in NEGATIVE_CURVATURE:
         raise RequestError(f"Negative curvature can be met with {', '.join(NEGATIVE_CURVATURE)} only.")
-    spent = 0
+    spent, curvatures = 0, []
     while True:
         trace = _Trace()
         vector, status = _iterate(
@@ -122,11 +124,15 @@ def conjugate_gradient(
             negative_curvature,
         )
         spent += trace.products
+        curvatures += trace.curvatures
         if status != "negative-curvature" or negative_curvature != "raise-damping":
             break
         # Twice the negative curvature met makes that direction as convex as it was concave.
-        damping = max(2 * damping, damping - 2 * min(trace.curvatures))
-    return _solution(vector, trace, damping, status, spent, smallest_eigenvalue)
+        raised = max(2 * damping, damping - 2 * min(trace.curvatures))
+        if raised <= damping:
+            raise NumericalError(_NO_CURVATURE)
+        damping = raised
+    return _solution(vector, trace, damping, status, spent, min(curvatures, default=None), smallest_eigenvalue)
 
 
 def _iterate(
@@ -156,8 +162,10 @@ def _iterate(
     z = r if preconditioner is None else preconditioner(r)
     p = z.clone()
     rho = _dot(r, z)
-    goal = tolerance * _norm(right_side)
     trace.residual_norms.append(_norm(r))
+    # Beyond rounding the recurrence goes on towards 0, but the solution does not, and the Ritz values drift off.
+    rounding = torch.finfo(r.dtype).eps * trace.residual_norms[0]
+    goal = max(tolerance * _norm(right_side), rounding)
     if rho == 0:
         return v, "zero-right-side" if start is None else "converged"
     for step in range(iterations):
@@ -174,7 +182,7 @@ def _iterate(
                 )
             return v, "negative-curvature"
         if curvature == 0:
-            raise NumericalError("Conjugate gradient met a direction without any curvature: raise the damping.")
+            raise NumericalError(_NO_CURVATURE)
         alpha = rho / curvature
         v.add_(p, alpha=alpha)
         r.sub_(q, alpha=alpha)
@@ -196,6 +204,7 @@ def _solution(
     damping: float,
     status: Status,
     products: int,
+    smallest_curvature: float | None,
     smallest_eigenvalue: float | None,
 ) -> Solution:
     ritz = _ritz_values(trace.alphas, trace.betas)
@@ -207,8 +216,8 @@ def _solution(
         residual_norms=tuple(trace.residual_norms),
         ritz_values=ritz,
         condition_estimate=ritz[-1] / ritz[0] if ritz and ritz[0] > 0 else None,
-        error_bound=trace.residual_norms[-1] / floor if floor else None,
-        smallest_curvature=min(trace.curvatures, default=None),
+        error_bound=trace.residual_norms[-1] / floor if floor is not None and floor > 0 else None,
+        smallest_curvature=smallest_curvature,
         damping=damping,
         status=status,
     )
@@ -256,18 +265,19 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> Tridiagonal:
     if norm == 0:
         raise RequestError("Lanczos cannot start from the zero vector.")
     basis, diagonal, off_diagonal = [start / norm], [], []
+    scale = 0.0
     for step in range(iterations):
         image = product(basis[-1])
         if not bool(torch.isfinite(image).all()):
             raise NumericalError("A curvature product is NaN or infinite: check the model and the data.")
         diagonal.append(_dot(basis[-1], image))
-        scale = _norm(image)
+        scale = max(scale, _norm(image))
         for _ in range(2):
             known = torch.stack(basis)
             image = image - known.T @ (known @ image)
         length = _norm(image)
         # Rounding leaves this much of an image that lies inside the space: then the space is invariant.
-        if step + 1 == iterations or length <= 10 * torch.finfo(start.dtype).eps * max(scale, 1e-300):
+        if step + 1 == iterations or length <= 100 * torch.finfo(start.dtype).eps * scale:
             break
         off_diagonal.append(length)
         basis.append(image / length)

@@ -70,7 +70,7 @@ class SquaredError:
                 f"Squared error needs targets of shape {tuple(outputs.shape)}, as the outputs, "
                 f"not {tuple(targets.shape)}."
             )
-        return 0.5 * (outputs - targets).square().flatten(start_dim=1).sum(dim=1)
+        return 0.5 * (outputs - targets).square().reshape(len(outputs), -1).sum(dim=1)
 
     def output_hessian_product(self, outputs: Tensor, vectors: Tensor) -> Tensor:
         """The vectors themselves."""

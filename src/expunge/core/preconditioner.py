@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from expunge.core.krylov import Product
-from expunge.errors import RequestError
+from expunge.errors import NumericalError, RequestError
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Nystrom:
 
     def preconditioner(self, damping: float) -> Product:
         """``P^-1 = (l_min + damping) U (diag(l) + damping)^-1 U' + (I - U U')``, l the sketched eigenvalues."""
+        if not self.values[-1] + damping > 0:
+            raise RequestError(
+                f"A sketch that reaches the operator's null space needs a damping above 0, not {damping}."
+            )
         factors = (self.values[-1] + damping) / (self.values + damping) - 1
 
         def apply(vector: Tensor) -> Tensor:
@@ -57,7 +61,9 @@ def nystrom(product: Product, like: Tensor, *, rank: int, generator: torch.Gener
     shift = torch.finfo(like.dtype).eps * float(torch.linalg.matrix_norm(image)) * like.numel() ** 0.5
     shifted = image + shift * test
     core = test.T @ shifted
-    factor = torch.linalg.cholesky((core + core.T) / 2)
+    factor, failed = torch.linalg.cholesky_ex((core + core.T) / 2)
+    if failed:
+        raise NumericalError("The sketch needs a finite, positive semi-definite operator: use the GGN.")
     half = torch.linalg.solve_triangular(factor, shifted.T, upper=False).T
     basis, singular, _ = torch.linalg.svd(half, full_matrices=False)
     return Nystrom(basis, (singular.square() - shift).clamp(min=0.0))

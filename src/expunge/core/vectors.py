@@ -102,7 +102,7 @@ class Snapshot:
         """Copy this snapshot into the model, in place."""
         tensors = Layout.of(model).unflatten(self.parameters)
         own_buffers = dict(model.named_buffers())
-        if own_buffers.keys() != self.buffers.keys():
+        if {name: b.shape for name, b in own_buffers.items()} != {name: b.shape for name, b in self.buffers.items()}:
             raise ModelError("The snapshot's buffers are not the model's: this is of another architecture.")
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -117,7 +117,7 @@ class Snapshot:
         state = hashlib.sha256()
         for name, tensor in [("", self.parameters), *sorted(self.buffers.items())]:
             state.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-            state.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            state.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return state.hexdigest()
 
     @property

@@ -1,1 +1,7 @@
-"""The room `data`."""
+"""Datasets, their split over clients, and the backdoor that an attacker plants in them."""
+
+from expunge.data.backdoor import Backdoor, poison, stamp
+from expunge.data.datasets import DATASETS, ImageDataset, load
+from expunge.data.partition import dirichlet
+
+__all__ = ["DATASETS", "Backdoor", "ImageDataset", "dirichlet", "load", "poison", "stamp"]

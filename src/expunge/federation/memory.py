@@ -52,6 +52,11 @@ class Memory:
         return tuple(self._vectors)
 
     @property
+    def rounds(self) -> int:
+        """How many rounds were recorded."""
+        return len(self._rounds)
+
+    @property
     def stored_bytes(self) -> int:
         """What keeping it costs."""
         return sum(v.numel() * v.element_size() for v in self._vectors.values())
@@ -76,6 +81,12 @@ class Memory:
             added = share[name] * (vector - mean)
             self._vectors[name] = self._vectors[name] + added if name in self._vectors else added
         self._rounds.append(share)
+
+    def copy(self) -> Memory:
+        """A memory of its own with the same content."""
+        other = Memory()
+        other._layout, other._vectors, other._rounds = self._layout, dict(self._vectors), list(self._rounds)
+        return other
 
     def mass(self, names: Iterable[str]) -> float:
         """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""
@@ -102,7 +113,7 @@ class Memory:
         leaving one by one equals leaving together. Under partial participation the weights are means over the rounds
         that the two clients shared.
         """
-        left = self
+        left = self.copy()
         for name in names:
             left = left._without_one(name)
         return left

@@ -1,1 +1,1 @@
-"""The room `unlearning`."""
+"""One file a method, one signature: method(engine, state, request, options) -> Outcome."""

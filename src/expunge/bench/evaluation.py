@@ -1,0 +1,172 @@
+"""Measure models of one federation: alone, and beside models retrained without the forgotten data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from expunge.audit.backdoor import asr_reduction, attack_success_rate
+from expunge.audit.functional import (
+    accuracy,
+    accuracy_gap,
+    agreement,
+    causal_faithfulness,
+    kl_divergence,
+    logit_mse,
+    mean_loss,
+    parameter_gap,
+    predict,
+)
+from expunge.audit.membership import loss_threshold_attack
+from expunge.bench.results import Row
+from expunge.bench.scenario import Federation
+from expunge.core.vectors import Snapshot
+from expunge.data import stamp
+from expunge.federation.engine import Cost
+from expunge.unlearning.request import Request
+
+ALONE = ("test_accuracy", "forget_accuracy", "forget_loss", "asr", "mia_auc", "mia_success")
+BESIDE = ("kl", "kl_forget", "logit_mse", "agreement", "parameter_gap")
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One model: its outputs on the sets that matter, and what they say of it alone."""
+
+    parameters: Tensor
+    test_logits: Tensor
+    forget_logits: Tensor
+    alone: dict[str, Any]
+
+
+class Evaluation:
+    """Measures models against one request.
+
+    Non-members for the membership attack are the test images, and where there is a backdoor the same images with the
+    trigger: matched to the forgotten samples by label and trigger.
+    """
+
+    def __init__(self, federation: Federation, request: Request) -> None:
+        self._federation = federation
+        counts = {name: len(labels) for name, (_, labels) in federation.datasets.items()}
+        owners = request.parties(counts).owners
+        chosen = {name: slice(None) if indices is None else list(indices) for name, indices in owners.items()}
+        parts = [
+            (*(t[rows] for t in federation.datasets[n]), federation.triggered[n][rows]) for n, rows in chosen.items()
+        ]
+        self._forget_inputs = torch.cat([inputs for inputs, _, _ in parts])
+        self._forget_labels = torch.cat([labels for _, labels, _ in parts])
+        self._forget_triggered = torch.cat([mask for _, _, mask in parts])
+
+    def measure(self, model: Snapshot) -> Measured:
+        """The model alone."""
+        federation, dataset = self._federation, self._federation.dataset
+        test_logits = predict(federation.model, model, dataset.test_inputs)
+        forget_logits = predict(federation.model, model, self._forget_inputs)
+        triggered_logits = None
+        alone: dict[str, Any] = {
+            "test_accuracy": accuracy(test_logits, dataset.test_labels),
+            "forget_accuracy": accuracy(forget_logits, self._forget_labels),
+            "forget_loss": mean_loss(forget_logits, self._forget_labels),
+            "asr": None,
+        }
+        backdoor = federation.scenario.backdoor
+        if backdoor is not None:
+            stamped = stamp(dataset.test_inputs, backdoor, dataset.white)
+            triggered_logits = predict(federation.model, model, stamped)
+            alone["asr"] = attack_success_rate(triggered_logits, dataset.test_labels, backdoor.target)
+        alone |= self._membership(test_logits, forget_logits, triggered_logits)
+        return Measured(model.parameters, test_logits, forget_logits, alone)
+
+    def row(
+        self,
+        method: str,
+        measured: Measured,
+        trained: Measured,
+        retrained: Sequence[Measured],
+        cost: Cost | None = None,
+        retrain_costs: Sequence[Cost] = (),
+        stored_bytes: int | None = None,
+    ) -> Row:
+        """A row of results: the mean over the retrained models wherever there is a comparison, else None."""
+        others = [other for other in retrained if other is not measured]
+        asr, asr_before = measured.alone["asr"], trained.alone["asr"]
+        return Row(
+            method=method,
+            seed=self._federation.scenario.seed,
+            **measured.alone,
+            **(_beside(measured, trained, others) if others else {}),
+            asr_reduction=asr_reduction(asr_before, asr) if asr is not None and asr_before is not None else None,
+            seconds=cost.seconds if cost else None,
+            speedup=median(c.seconds for c in retrain_costs) / cost.seconds if cost and retrain_costs else None,
+            sample_gradients=cost.sample_gradients if cost else None,
+            speedup_in_gradients=(
+                median(c.sample_gradients for c in retrain_costs) / cost.sample_gradients
+                if cost and retrain_costs
+                else None
+            ),
+            rounds=cost.rounds if cost else None,
+            bytes=cost.bytes_down + cost.bytes_up if cost else None,
+            stored_bytes=stored_bytes,
+        )
+
+    def _membership(self, test: Tensor, forget: Tensor, triggered: Tensor | None) -> dict[str, float]:
+        dataset, backdoor = self._federation.dataset, self._federation.scenario.backdoor
+        other_losses = [F.cross_entropy(test, dataset.test_labels, reduction="none")]
+        other_groups = [dataset.test_labels]
+        if triggered is not None and backdoor is not None:
+            usable = dataset.test_labels != backdoor.target
+            targets = torch.full_like(dataset.test_labels[usable], backdoor.target)
+            other_losses.append(F.cross_entropy(triggered[usable], targets, reduction="none"))
+            other_groups.append(targets + dataset.classes)
+        attack = loss_threshold_attack(
+            F.cross_entropy(forget, self._forget_labels, reduction="none").cpu(),
+            (self._forget_labels + dataset.classes * self._forget_triggered).cpu(),
+            torch.cat(other_losses).cpu(),
+            torch.cat(other_groups).cpu(),
+        )
+        return {"mia_auc": attack.auc, "mia_success": attack.success_rate}
+
+
+def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -> dict[str, Any]:
+    """The measures that need retrained models, averaged over them."""
+    distances = [compare(other, measured) for other in others]
+    retrained = fmean(other.alone["test_accuracy"] for other in others)
+    own, before = measured.alone["test_accuracy"], trained.alone["test_accuracy"]
+    return {
+        **{name: fmean(distance[name] for distance in distances) for name in BESIDE},
+        "causal_faithfulness": causal_faithfulness(before, retrained, own).value,
+        "accuracy_gap": accuracy_gap(retrained, own),
+        "privacy_gap": abs(measured.alone["mia_success"] - fmean(other.alone["mia_success"] for other in others)),
+    }
+
+
+def compare(retrained: Measured, measured: Measured) -> dict[str, float]:
+    """How far one model is from one retrained model."""
+    return {
+        "kl": kl_divergence(retrained.test_logits, measured.test_logits),
+        "kl_forget": kl_divergence(retrained.forget_logits, measured.forget_logits),
+        "logit_mse": logit_mse(retrained.test_logits, measured.test_logits),
+        "agreement": agreement(retrained.test_logits, measured.test_logits),
+        "parameter_gap": parameter_gap(retrained.parameters, measured.parameters),
+    }
+
+
+def retrain_noise(retrained: Sequence[Measured]) -> dict[str, list[float]]:
+    """All values that retraining alone produces: of each model, and of each pair of models."""
+    noise = {name: [value for model in retrained if (value := model.alone[name]) is not None] for name in ALONE}
+    pairs = [compare(first, second) for first, second in permutations(retrained, 2)]
+    return {**noise, **{name: [pair[name] for pair in pairs] for name in BESIDE}}
+
+
+def noise_ranges(values: Sequence[dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Low, high and mean of each measure over the values of several seeds."""
+    pooled = {name: [v for part in values for v in part[name]] for name in (*ALONE, *BESIDE)}
+    return {name: {"low": min(v), "high": max(v), "mean": fmean(v)} for name, v in pooled.items() if v}

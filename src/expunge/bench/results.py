@@ -1,0 +1,213 @@
+"""The one JSON shape of everything measured: tables, plots and checks are made from this file only."""
+
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Self
+
+import numpy
+import torch
+
+import expunge
+from expunge.errors import DataError, RequestError
+
+Noise = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method reached in one run; a value that was not measured is None.
+
+    Accuracies and rates lie in [0, 1]. Several rows may share method and seed (retrained models do).
+    """
+
+    method: str
+    seed: int
+    test_accuracy: float | None = None
+    forget_accuracy: float | None = None
+    forget_loss: float | None = None
+    asr: float | None = None
+    mia_auc: float | None = None
+    kl: float | None = None
+    kl_forget: float | None = None
+    logit_mse: float | None = None
+    agreement: float | None = None
+    parameter_gap: float | None = None
+    causal_faithfulness: float | None = None
+    accuracy_gap: float | None = None
+    mia_success: float | None = None
+    privacy_gap: float | None = None
+    asr_reduction: float | None = None
+    seconds: float | None = None
+    speedup: float | None = None
+    sample_gradients: float | None = None
+    speedup_in_gradients: float | None = None
+    rounds: float | None = None
+    bytes: float | None = None
+    stored_bytes: float | None = None
+    training_overhead: float | None = None
+    verdict: str | None = None
+
+
+MEASURES = tuple(field.name for field in fields(Row) if field.name not in ("method", "seed", "verdict"))
+RATES = frozenset({"test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success"})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A measure over the runs of a method; `spread` is the sample standard deviation, 0 for one run."""
+
+    mean: float
+    spread: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Results:
+    """One experiment: what was done, where, what came out, and how much retraining itself varies.
+
+    `noise` maps a measure to its low, high and mean: for kl, kl_forget, logit_mse, agreement and parameter_gap
+    over pairs of retrained models, for accuracies, asr and membership over the retrained models.
+
+    Example:
+        >>> results = Results("demo", {}, {}, [Row("trained", 0, asr=0.9), Row("trained", 1, asr=1.0)], {})
+        >>> round(results.summary("trained", "asr").mean, 2)
+        0.95
+    """
+
+    experiment: str
+    scenario: dict[str, Any]
+    environment: dict[str, Any]
+    rows: list[Row]
+    noise: Noise
+
+    def methods(self) -> list[str]:
+        """The methods in order of first appearance."""
+        return list(dict.fromkeys(row.method for row in self.rows))
+
+    def values(self, method: str, measure: str) -> list[float]:
+        """The measured values of a method, in row order, without the missing ones."""
+        if measure not in MEASURES:
+            raise RequestError(f"There is no measure {measure!r}; choose one of {', '.join(MEASURES)}.")
+        found = (getattr(row, measure) for row in self.rows if row.method == method)
+        return [float(value) for value in found if value is not None]
+
+    def summary(self, method: str, measure: str) -> Summary | None:
+        """Mean, spread and range of a measure over a method's runs, or None where it was never measured."""
+        values = self.values(method, measure)
+        if not values:
+            return None
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        return Summary(statistics.fmean(values), spread, min(values), max(values), len(values))
+
+    def save(self, path: str | Path) -> None:
+        """Write the file whole or not at all: floats to 6 significant digits, keys in a fixed order.
+
+        Raises:
+            DataError: a value is NaN, infinite, no number, or a rate outside [0, 1].
+            RequestError: the path cannot be written.
+        """
+        content = {
+            "experiment": self.experiment,
+            "scenario": _plain(self.scenario, "scenario"),
+            "environment": _plain(self.environment, "environment"),
+            "rows": [_plain_row(row) for row in self.rows],
+            "noise": _plain(self.noise, "noise"),
+        }
+        _replace(Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file that `save` wrote; DataError says in a sentence what is wrong with any other."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        except OSError as error:
+            raise DataError(f"Cannot read results from {path}: {error.strerror or error}.") from error
+        except ValueError as error:
+            raise DataError(f"{path} is not a results file, its JSON is broken: {error}.") from error
+        try:
+            rows = [Row(**_plain_row(Row(**row))) for row in content["rows"]]
+            noise = {
+                key: {end: float(of[end]) for end in ("low", "high", "mean")} for key, of in content["noise"].items()
+            }
+            return cls(content["experiment"], dict(content["scenario"]), dict(content["environment"]), rows, noise)
+        except (KeyError, TypeError, AttributeError, ValueError, DataError) as error:
+            raise DataError(f"{path} is not a results file of expunge ({type(error).__name__}: {error}).") from error
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the kind of machine behind the numbers; no host, user or path.
+
+    Example:
+        >>> sorted(environment())[:3]
+        ['cpu_count', 'device', 'expunge']
+    """
+    return {
+        "expunge": expunge.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
+    }
+
+
+def _plain_row(row: Row) -> dict[str, Any]:
+    where = f"method {row.method!r}, seed {row.seed}"
+    content = _plain(asdict(row), where)
+    if not isinstance(content["method"], str) or type(content["seed"]) is not int:
+        raise DataError(f"A row needs a method's name and a whole seed, but has {where}.")
+    for name in MEASURES:
+        value = content[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise DataError(f"{name} of {where} must be a number or None, but is {value!r}.")
+        if value is not None and name in RATES and not -1e-6 <= value <= 1 + 1e-6:
+            raise DataError(f"{name} of {where} must lie in [0, 1], but is {value}.")
+    return {field.name: content[field.name] for field in fields(Row)}
+
+
+def _plain(value: Any, where: str) -> Any:
+    """JSON's own types only, floats rounded, NaN and infinity refused with the place where they are."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{key} of {where}") for key, item in value.items()}
+    if isinstance(value, Iterable) and not hasattr(value, "item"):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, Integral):
+        return int(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"Results hold numbers and text only, but {where} is {type(value).__name__}.") from error
+    if not math.isfinite(number):
+        raise DataError(f"Results hold finite numbers only, but {where} is {number}.")
+    return float(f"{number:.6g}")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a finite number")
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise RequestError(f"Cannot write results to {path}: {error.strerror or error}.") from error

@@ -1,0 +1,33 @@
+"""Progress bars with an honest ETA, for anything that takes more than a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+
+from expunge.federation.fedavg import Progress as Callback
+
+
+@contextmanager
+def progress_bars(console: Console | None = None) -> Iterator[Callback]:
+    """A callback ``(what, done, total)`` that draws one bar for each ``what``; they vanish at the end.
+
+    Example:
+        >>> with progress_bars(Console(quiet=True)) as progress:
+        ...     progress("training", 1, 2)
+    """
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
+    known: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True) as bars:
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total)
+            bars.update(known[what], completed=done, total=total)
+
+        yield progress

@@ -1,0 +1,88 @@
+"""The second picture: how close to retrained, and what it cost. Drawn on a Figure object, without pyplot's state."""
+
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from expunge.bench.results import Results
+from expunge.report.labels import place_labels
+from expunge.report.measures import method_name
+from expunge.report.palette import BAND, FONT, NOISE, colours, marker, write_instead
+
+
+def cost_plot(results: Results) -> Figure:
+    """How close to retrained against how much cheaper than retraining, both on logarithmic scales.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> row = Row("hf-kcu-trajectory", 0, kl_forget=0.1, speedup_in_gradients=28)
+        >>> cost_plot(Results("demo", {}, {}, [row], {})).axes[0].get_xscale()
+        'log'
+    """
+    points = _cost_points(results)
+    with rc_context(FONT):
+        figure = Figure(figsize=(8.6, 5.2))
+        figure.subplots_adjust(left=0.1, right=0.97, bottom=0.13, top=0.96)
+        axes = figure.subplots()
+        if not points:
+            write_instead(axes, "Neither distance to retrained nor cost was measured.")
+            return figure
+        fixed = _cost_frame(axes, results, points)
+        shades = colours(results.methods())
+        for method, (x, y) in points.items():
+            summary = results.summary(method, "kl_forget")
+            if summary is not None:
+                axes.plot(
+                    [x, x], [max(summary.low, y / 1e3), summary.high], color=shades[method], linewidth=1.2, alpha=0.6
+                )
+            axes.plot(x, y, marker(method), color=shades[method], markersize=10, markeredgecolor="white")
+        place_labels(axes, {method_name(method): point for method, point in points.items()}, fixed)
+    return figure
+
+
+def _cost_points(results: Results) -> dict[str, tuple[float, float]]:
+    points = {}
+    for method in results.methods():
+        distance, cost = (results.summary(method, key) for key in ("kl_forget", "speedup_in_gradients"))
+        y = (
+            distance.mean
+            if distance
+            else results.noise.get("kl_forget", {}).get("mean")
+            if method == "retrain"
+            else None
+        )
+        x = 1.0 if method == "retrain" else cost.mean if cost else None
+        if method != "trained" and x is not None and y is not None and x > 0 and y > 0:
+            points[method] = (x, y)
+    return points
+
+
+def _cost_frame(axes: Axes, results: Results, points: dict[str, tuple[float, float]]) -> list[Artist]:
+    """Scales, limits, the band of retrain noise and the line of doing nothing; returns what labels must avoid."""
+    axes.set(xscale="log", yscale="log")
+    nothing = results.summary("trained", "kl_forget")
+    limits = results.noise.get("kl_forget")
+    heights = [y for _, y in points.values()] + ([nothing.mean] if nothing and nothing.mean > 0 else [])
+    heights += [limit for limit in (limits["low"], limits["high"]) if limit > 0] if limits else []
+    axes.set_xlim(0.7, max(10.0, 3 * max(x for x, _ in points.values())))
+    axes.set_ylim(min(heights) / 2, max(heights) * 2)
+    drawn: list[Artist] = []
+    edge = axes.get_yaxis_transform()
+    if nothing and nothing.mean > 0:
+        drawn.append(axes.axhline(nothing.mean, color="#555555", linestyle="--", linewidth=1.4, gid="do-nothing"))
+        drawn.append(axes.text(0.015, nothing.mean * 1.06, "do nothing (trained)", transform=edge, va="bottom"))
+    if limits:
+        axes.axhspan(limits["low"], limits["high"], facecolor=BAND, edgecolor=BAND, alpha=0.3, gid=NOISE, zorder=0)
+        note = "how far apart retrained models are"
+        drawn.append(axes.text(0.985, limits["high"] * 0.95, note, transform=edge, ha="right", va="top", fontsize=10))
+    for scale in (axes.xaxis, axes.yaxis):
+        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        scale.set_minor_locator(NullLocator())
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("times less work than retraining, in sample-gradients (right is cheaper)")
+    axes.set_ylabel("distance to retrained, KL (lower is closer)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#ececec", linewidth=0.8)
+    return drawn

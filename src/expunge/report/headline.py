@@ -1,0 +1,194 @@
+"""The result in plain words, computed from the data: what was reached, what was not, what it cost."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from expunge.bench.results import Results
+from expunge.report.measures import (
+    RECOVERY,
+    judge,
+    judge_value,
+    measure,
+    method_name,
+    retrained_range,
+    write_value,
+)
+
+Verdict = Literal["gone", "partly", "remains", "unknown"]
+_PREFERRED = ("hf-kcu-trajectory", "hf-kcu", "hf-kcu-gradient", "hf-kcu-paper")
+_EVIDENCE = ("asr", "forget_accuracy", "kl_forget")
+_TITLES = {
+    "gone": "The client is gone, as far as these measures can tell",
+    "partly": "The client is partly gone",
+    "remains": "The client is still in the model",
+    "unknown": "These numbers cannot show whether the client is gone",
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A verdict, what was reached in sentences, and what does not work in sentences."""
+
+    verdict: Verdict
+    title: str
+    reached: list[str]
+    missed: list[str]
+
+
+def headline(results: Results) -> Headline:
+    """Say what the results show of the method at hand (trajectory with recovery, else trajectory, else another).
+
+    Example:
+        >>> headline(Results("demo", {}, {}, [], {})).verdict
+        'unknown'
+    """
+    method = chosen_method(results)
+    if method is None:
+        return Headline("unknown", _TITLES["unknown"], ["No unlearning method was run."], [])
+    verdict = _verdict(results, method)
+    title = _TITLES[verdict]
+    if verdict == "gone" and not all(_every_run_near(results, method, key) for key in _EVIDENCE):
+        title = "The client is gone on average, but not in every run"
+    elif verdict == "gone" and judge(results, method, "test_accuracy") in ("between", "far"):
+        title += ", but accuracy on new data was lost"
+    reached = [*_change(results, method), *_cost(results, method)]
+    if verdict == "unknown":
+        missed = ["No measure here tells the trained model from a retrained one, so nothing can be shown by them."]
+    else:
+        missed = _shortfalls(results, method)
+    return Headline(verdict, title, reached, [*missed, *_others(results, method)])
+
+
+def chosen_method(results: Results) -> str | None:
+    """The method the headline speaks of, or None where nothing but training and retraining was run.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> rows = [Row("hf-kcu-gradient", 0), Row("hf-kcu-trajectory", 0)]
+        >>> chosen_method(Results("demo", {}, {}, rows, {}))
+        'hf-kcu-trajectory'
+    """
+    present = [method for method in results.methods() if method not in ("trained", "retrain")]
+    wanted = [name for base in _PREFERRED for name in (base + RECOVERY, base)]
+    return next((name for name in [*wanted, *present] if name in present), None)
+
+
+def _verdict(results: Results, method: str) -> Verdict:
+    """Only measures in which doing nothing is visibly not retrained can show that something was forgotten."""
+    telling = [key for key in _EVIDENCE if judge(results, "trained", key) in ("between", "far")]
+    judged = {key: judge(results, method, key) for key in telling}
+    judged = {key: judgement for key, judgement in judged.items() if judgement is not None}
+    if not judged:
+        return "unknown"
+    if all(judgement == "near" for judgement in judged.values()):
+        return "gone"
+    return "partly" if _way_gone(results, method, next(iter(judged))) >= 0.5 else "remains"
+
+
+def _way_gone(results: Results, method: str, key: str) -> float:
+    """The share of the way from the trained model to the retrained range that a method has gone, at most 1."""
+    before, after, limits = results.summary("trained", key), results.summary(method, key), retrained_range(results, key)
+    if before is None or after is None or limits is None:
+        return 0.0
+    way, rest = (_outside(summary.mean, limits) for summary in (before, after))
+    return 1 - rest / way if way else 0.0
+
+
+def _outside(value: float, limits: tuple[float, float]) -> float:
+    return max(limits[0] - value, value - limits[1], 0.0)
+
+
+def _change(results: Results, method: str) -> list[str]:
+    """Before, after and retrained, for the backdoor where there is one, else for the forgotten data."""
+    subjects = {
+        "asr": "of triggered images went to the attacker's class",
+        "forget_accuracy": "of the client's data got the client's label",
+    }
+    for key, subject in subjects.items():
+        before, after = _percent(results, "trained", key), _percent(results, method, key)
+        if before and after:
+            retrained = _percent(results, "retrain", key) or "not measured"
+            name = method_name(method)
+            return [f"Before: {before} {subject}.", f"After {name}: {after}; retraining from scratch: {retrained}."]
+    return []
+
+
+def _cost(results: Results, method: str) -> list[str]:
+    work, clock = (results.summary(method, key) for key in ("speedup_in_gradients", "speedup"))
+    parts = []
+    if work is not None:
+        parts.append(_ratio(work.mean, "fewer", "more") + " sample-gradients than retraining")
+    if clock is not None:
+        parts.append(_ratio(clock.mean, "faster", "slower") + " by the clock")
+    return [f"Cost: {', '.join(parts)}."] if parts else []
+
+
+def _ratio(factor: float, better: str, worse: str) -> str:
+    if factor >= 1:
+        return f"{write_value(factor, 'times')} times {better}"
+    return f"{write_value(1 / factor, 'times')} times {worse}" if factor > 0 else f"without end {worse}"
+
+
+def _shortfalls(results: Results, method: str) -> list[str]:
+    """Where the chosen method misses the retrained range, and what its worst run looks like."""
+    name = method_name(method)
+    found = []
+    for key in ("asr", "forget_accuracy", "test_accuracy", "kl_forget"):
+        column, limits, summary = measure(key), retrained_range(results, key), results.summary(method, key)
+        if summary is None or limits is None:
+            continue
+        low, high = (write_value(limit, column.form, scale=limits[1]) for limit in limits)
+        unit = "%" if column.form == "percent" else ""
+        plain = column.header.removesuffix(" (%)")
+        if judge(results, method, key) != "near":
+            value = write_value(summary.mean, column.form)
+            found.append(f"{name} misses retraining in {plain}: {value}{unit} against {low} to {high}{unit}.")
+            continue
+        if not _every_run_near(results, method, key):
+            worst = max((summary.low, summary.high), key=partial(_badness, side=column.side, limits=limits))
+            value = write_value(worst, column.form)
+            found.append(
+                f"{name} is near retraining in {plain} on average, but not in its worst run:"
+                f" {value}{unit} against {low} to {high}{unit}."
+            )
+    return found
+
+
+def _every_run_near(results: Results, method: str, key: str) -> bool:
+    limits = retrained_range(results, key)
+    return all(judge_value(value, measure(key), limits) in ("near", None) for value in results.values(method, key))
+
+
+def _badness(value: float, side: str, limits: tuple[float, float]) -> float:
+    if side == "below":
+        return limits[0] - value
+    return value - limits[1] if side == "above" else _outside(value, limits)
+
+
+def _others(results: Results, method: str) -> list[str]:
+    """What the other methods leave behind, on the first measure that tells trained from retrained."""
+    telling = next((key for key in _EVIDENCE if judge(results, "trained", key) in ("between", "far")), None)
+    if telling is None:
+        return []
+    column = measure(telling)
+    unit = "%" if column.form == "percent" else ""
+    plain = column.header.removesuffix(" (%)")
+    found = []
+    for other in results.methods():
+        before, after = results.summary("trained", telling), results.summary(other, telling)
+        if other in ("trained", "retrain", method) or before is None or after is None:
+            continue
+        if judge(results, other, telling) == "near":
+            continue
+        change = (
+            "hardly changes anything" if abs(_way_gone(results, other, telling)) < 0.1 else "does not remove the client"
+        )
+        old, new = (write_value(summary.mean, column.form) + unit for summary in (before, after))
+        found.append(f"{method_name(other)} {change}: {plain} {old} before, {new} after.")
+    return found
+
+
+def _percent(results: Results, method: str, key: str) -> str | None:
+    summary = results.summary(method, key)
+    return None if summary is None else f"{write_value(summary.mean, 'percent')}%"

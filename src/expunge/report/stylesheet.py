@@ -1,0 +1,51 @@
+"""How the page looks: one column, system fonts, light and dark; figures stay on white cards."""
+
+STYLE = """
+:root { --paper: #fbfbf9; --card: #ffffff; --ink: #1d1f21; --soft: #5c6166; --line: #dfe1e3;
+  --near: #00694d; --far: #b3261e; --gone: #00694d; --partly: #8a5a00; --remains: #b3261e; --unknown: #5c6166; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #16181a; --card: #1f2225; --ink: #e8e8e6; --soft: #a3a8ad; --line: #35393d;
+    --near: #58cfa8; --far: #ff8a80; --gone: #58cfa8; --partly: #f0b950; --remains: #ff8a80; --unknown: #a3a8ad; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 1000px; margin: 0 auto; padding: 36px 20px 64px; }
+header p { margin: 0; color: var(--soft); }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 2px; }
+h2 { font-size: 1.15rem; margin: 40px 0 10px; }
+.cards { display: grid; grid-template-columns: 3fr 2fr; gap: 16px; margin-top: 22px; }
+@media (max-width: 760px) { .cards { grid-template-columns: 1fr; } }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px 20px; }
+.card h2 { margin: 0 0 8px; }
+.card p { margin: 0 0 6px; }
+.card ul { margin: 0; padding-left: 18px; }
+.card li { margin-bottom: 6px; }
+.result { border-left: 5px solid var(--unknown); font-size: 1.08rem; }
+.result.gone { border-left-color: var(--gone); } .result.gone h2 { color: var(--gone); }
+.result.partly { border-left-color: var(--partly); } .result.partly h2 { color: var(--partly); }
+.result.remains { border-left-color: var(--remains); } .result.remains h2 { color: var(--remains); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 0.9rem; line-height: 1.35;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: 7px 9px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; }
+thead th { font-weight: 600; color: var(--soft); line-height: 1.3; }
+tbody th { font-weight: 500; min-width: 11em; }
+tbody tr > * { vertical-align: top; }
+td { white-space: nowrap; } td small { display: block; color: var(--soft); font-size: 0.8rem; }
+.near { color: var(--near); font-weight: 600; } .near::after { content: " ✓"; }
+.far { color: var(--far); font-weight: 600; } .far::after { content: " ✗"; }
+tr.noise th, tr.noise td { color: var(--soft); font-style: italic; border-bottom: none; }
+.note { color: var(--soft); font-size: 0.88rem; margin: 8px 0 0; }
+figure { margin: 0 0 18px; }
+figure img { display: block; width: 100%; background: #ffffff; border: 1px solid var(--line);
+  border-radius: 10px; padding: 14px; }
+figure.narrow img { padding: 14px max(14px, calc(50% - 370px)); }
+figcaption { color: var(--soft); font-size: 0.88rem; margin-top: 6px; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 5px 20px; margin: 0; }
+dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
+dl.small { font-size: 0.88rem; } dl.small dt { font-weight: 400; color: var(--soft); }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
+@media (max-width: 760px) { .pair, dl { grid-template-columns: 1fr; } dl { gap: 0; } dd { margin-bottom: 8px; } }
+details { margin-top: 14px; } summary { cursor: pointer; color: var(--soft); }
+"""

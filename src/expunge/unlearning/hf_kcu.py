@@ -1,0 +1,249 @@
+"""HF-KCU: Hessian-free Krylov causal unlearning (Algorithm 1), as printed and corrected.
+
+One algorithm, whose presets are three option objects. With D_u the data to forget, w_u its share of all samples,
+G_r the curvature of the clients that stay, lambda the damping and ``filter(x) = lambda (G_r + lambda)^-1 x``,
+
+    theta' = theta - t filter(influence)
+
+    gradient     influence = -w_u/(1-w_u) grad L_u(theta) / lambda     needs the data to forget, once
+    trajectory   influence = A_u, kept while training (memory.py)      needs neither the client nor its data
+    paper        the printed update: each owner's own Hessian, the opposite sign, alpha_i and w_i in front; it
+                 moves away from the retrained optimum, and hardly at all
+
+Why one filter serves both: retraining without u differs from training, to first order, by each round's missing
+pull, worn down by what the others trained afterwards: kept in directions flat for G_r, gone in curved ones.
+
+Where it fails: the gradient source sees nothing where the forgotten data is fitted perfectly, and is wrong where
+several local steps keep FedAvg from a stationary point; the trajectory source assumes plain averaging on the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expunge.core.krylov import Solution
+from expunge.core.vectors import Snapshot
+from expunge.errors import NumericalError, RequestError
+from expunge.federation.engine import Engine, expect, measured
+from expunge.federation.fedavg import ServerState, TrainingPlan, aggregate, average_buffers
+from expunge.federation.memory import Memory
+from expunge.federation.tasks import Buffers, LocalSolve, NormStatistics, Solved
+from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions
+from expunge.unlearning.influence import (
+    Influence,
+    apply_filter,
+    contribution_factors,
+    curvature_product,
+    forgotten_gradient,
+    require_reachable,
+    retained_gradient,
+)
+from expunge.unlearning.recovery import Recovery, recovery_round
+from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.request import Parties, Request
+from expunge.unlearning.scaling import adaptive_scale, retained_losses, trust_region
+
+SHORT_STEP = 0.25
+"""A step cut below this is reported: little of the prediction was applied."""
+
+RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""How far a recovery round may be taken; the one with the least retained loss is."""
+
+
+def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuOptions) -> Outcome:
+    """Forget clients or samples.
+
+    Args:
+        engine: reaches the clients; the leaving ones need not be there for the trajectory source.
+        state: the trained model with its schedule and memory; it is left untouched.
+        request: what is to be forgotten.
+        options: ``PAPER``, ``GRADIENT``, ``TRAJECTORY`` or any other setting.
+    """
+    options, parties = _prepared(engine, state, request, options)
+    damping = _damping(state, options)
+    details: dict[str, Any] = {"source": options.source, "damping": damping, "steps": []}
+    model, warnings = state.model, []
+    with measured(engine) as cost:
+        for number in range(options.steps):
+            # Lines 2 to 16: the influence of the data to forget, filtered by k Krylov steps.
+            if options.curvature_of == "owners":
+                step, record = _solve_at_owners(engine, model, parties, damping, options)
+            else:
+                step, record = _solve_on_server(engine, state, model, parties, damping, options, number)
+            # Lines 17 and 18: adaptive scaling.
+            length, losses = _length(engine, model, step, parties, options)
+            details["steps"].append({**record, **losses, "length": length, "norm": float(step.norm())})
+            if length is None:
+                break
+            if length < SHORT_STEP:
+                warnings.append(f"Only {length:.2g} of the predicted step was safe for the retained clients.")
+            # Lines 23 and 24: the update.
+            model = model.moved(model.parameters - length * step)
+        else:
+            model = _refreshed_buffers(engine, model, state, parties)
+            memory = state.memory.without(parties.leaving) if state.memory is not None else None
+            if options.recovery is not None:
+                model, memory = _recovered(engine, state, model, memory, parties, options, details)
+    if length is None:
+        reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
+        return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
+    after = replace(state, model=model, memory=memory)
+    return Outcome(options.label, after, cost, details=details, warnings=tuple(warnings))
+
+
+def _prepared(
+    engine: Engine, state: ServerState, request: Request, options: HfKcuOptions
+) -> tuple[HfKcuOptions, Parties]:
+    """Everything that can be refused is refused here, before any work."""
+    state.model.require_finite()
+    remembered = state.memory.clients if state.memory is not None else ()
+    parties = request.parties(engine.clients(), remembered)
+    if options.source == "auto":
+        kept = not parties.partly and all(name in remembered for name in parties.leaving)
+        options = replace(options, source="trajectory" if kept else "gradient")
+    if options.source == "gradient":
+        require_reachable(parties)
+    elif parties.partly:
+        raise RequestError("The trajectory source forgets whole clients only: use the gradient source for samples.")
+    elif state.memory is None:
+        raise RequestError("No vectors were kept while training, so only the gradient source can be used.")
+    return options, parties
+
+
+def _damping(state: ServerState, options: HfKcuOptions) -> float:
+    if options.damping is not None:
+        return options.damping
+    if state.schedule is None:
+        raise RequestError("Give a damping, or the training's learning rate, local steps and rounds to derive it from.")
+    return state.schedule.damping
+
+
+def _solve_at_owners(
+    engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
+) -> tuple[Tensor, dict[str, Any]]:
+    """As printed: each owner solves with its own curvature, and sends ``alpha_i scale_i v_i``; the others send zero."""
+    tasks = {
+        name: LocalSolve(model, options.iterations, damping, options.curvature, options.negative_curvature, indices)
+        for name, indices in parties.owners.items()
+    }
+    replies = expect(engine.ask(tasks), Solved)
+    factors = contribution_factors(options, parties, {name: reply.gradient_norm for name, reply in replies.items()})
+    step = torch.zeros_like(model.parameters)
+    contributions = dict.fromkeys(parties.counts, 0.0)
+    for name, reply in replies.items():
+        raw = reply.solution.vector
+        scale = adaptive_scale(raw, model.parameters, options.beta) if options.scaling == "norm" else 1.0
+        sent = factors[name] * scale * raw
+        contributions[name] = float(torch.linalg.vector_norm(sent))
+        step += sent
+    solves = {name: _diagnosis(reply.solution) for name, reply in replies.items()}
+    return step, {"contributions": contributions, "solves": solves}
+
+
+def _solve_on_server(
+    engine: Engine,
+    state: ServerState,
+    model: Snapshot,
+    parties: Parties,
+    damping: float,
+    options: HfKcuOptions,
+    number: int,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Corrected: one solve on the server, with curvature products of the clients that stay."""
+    if options.source == "trajectory":
+        assert state.memory is not None
+        known = state.memory.influence(parties.leaving).to(model.parameters)
+        contributions = {name: float(state.memory.influence([name]).norm()) for name in parties.leaving}
+        influence = Influence(damping * known, contributions, known)
+    elif options.gradient_of == "retained" or number > 0:
+        influence = retained_gradient(engine, model, parties)
+    else:
+        influence = forgotten_gradient(engine, model, parties, options)
+    clients = parties.retained if options.curvature_of == "retained" else dict.fromkeys(parties.counts, ())
+    product = curvature_product(engine, model, clients, parties.counts, options)
+    step, solution = apply_filter(product, influence, damping, state.schedule, options)
+    record: dict[str, Any] = {"contributions": influence.contributions}
+    if solution is not None:
+        record["solves"] = {"server": _diagnosis(solution)}
+    return step, record
+
+
+def _length(
+    engine: Engine, model: Snapshot, step: Tensor, parties: Parties, options: HfKcuOptions
+) -> tuple[float | None, dict[str, float]]:
+    """The step's length t by the chosen kind of adaptive scaling."""
+    if not bool(torch.isfinite(step).all()):
+        raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
+    if options.scaling == "trust-region":
+        return trust_region(engine, model, step, parties, options)
+    if options.scaling == "norm" and options.curvature_of != "owners":
+        return adaptive_scale(step, model.parameters, options.beta), {}
+    return 1.0, {}
+
+
+def _refreshed_buffers(engine: Engine, model: Snapshot, state: ServerState, parties: Parties) -> Snapshot:
+    """Batch-norm statistics remember, too: they are estimated again from the clients that stay."""
+    if not any("running_" in name for name in model.buffers):
+        return model
+    batch_size = state.schedule.batch_size if state.schedule is not None else 64
+    tasks = {name: NormStatistics(model, batch_size, left_out) for name, left_out in parties.retained.items()}
+    replies = expect(engine.ask(tasks), Buffers)
+    buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
+    return replace(model, buffers=buffers)
+
+
+def _recovered(
+    engine: Engine,
+    state: ServerState,
+    model: Snapshot,
+    memory: Memory | None,
+    parties: Parties,
+    options: HfKcuOptions,
+    details: dict[str, Any],
+) -> tuple[Snapshot, Memory | None]:
+    """A round of the clients that stay, taken as far as it lowers their loss: the safety belt holds here, too."""
+    assert options.recovery is not None
+    plan = _recovery_plan(state, options.recovery)
+    updates = recovery_round(engine, state.model, model, parties.retained, plan)
+    full = aggregate(model, updates)
+    way = model.parameters - full.parameters
+    losses = retained_losses(
+        engine, replace(full, parameters=model.parameters), way, RECOVERY_LENGTHS, parties, options
+    )
+    length, loss = min(zip(RECOVERY_LENGTHS, losses, strict=True), key=lambda pair: pair[1])
+    details["recovery"] = {"length": length, "retained_loss_before": losses[0], "retained_loss_after": loss}
+    if length == 0:
+        return model, memory
+    if memory is not None:
+        memory.record(
+            {name: length * reply.update for name, reply in updates.items()},
+            {name: reply.count for name, reply in updates.items()},
+        )
+    return replace(full, parameters=model.parameters - length * way), memory
+
+
+def _recovery_plan(state: ServerState, recovery: Recovery) -> TrainingPlan:
+    learning_rate = recovery.learning_rate or (state.schedule.learning_rate if state.schedule else None)
+    batch_size = recovery.batch_size or (state.schedule.batch_size if state.schedule else None)
+    if learning_rate is None or batch_size is None:
+        raise RequestError("Recovery needs a learning rate and a batch size: give those of the training.")
+    return TrainingPlan(1, recovery.epochs, batch_size, learning_rate, seed=recovery.seed)
+
+
+def _diagnosis(solution: Solution) -> dict[str, Any]:
+    """What CG learned, without the vector."""
+    return {name: value for name, value in asdict(replace(solution, vector=torch.empty(0))).items() if name != "vector"}
+
+
+register("hf-kcu", hf_kcu, HfKcuOptions(), "the default: trajectory where vectors were kept, else gradient")
+for _options, _summary in (
+    (PAPER, "the paper's update as printed: wrong sign, hardly any step"),
+    (GRADIENT, "one gradient of the data to forget, filtered"),
+    (TRAJECTORY, "the vector kept while training, filtered; needs nothing of the leaver"),
+):
+    register(_options.label, hf_kcu, _options, _summary)
+    register(_options.with_recovery().label, hf_kcu, _options.with_recovery(), f"{_summary}; then a recovery round")

@@ -1,0 +1,145 @@
+"""The switches of HF-KCU: every row of the component ablation is one of these objects."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from expunge.core.curvature import Kind
+from expunge.core.krylov import NegativeCurvature
+from expunge.errors import RequestError
+from expunge.unlearning.recovery import Recovery
+
+Source = Literal["auto", "gradient", "trajectory"]
+GradientOf = Literal["forgotten", "retained"]
+Update = Literal["removal", "printed"]
+CurvatureOf = Literal["retained", "owners", "everyone"]
+CausalWeights = Literal["share", "gradient-norm", "uniform", "none"]
+Filter = Literal["damped", "rounds"]
+Scaling = Literal["trust-region", "norm", "none"]
+
+
+@dataclass(frozen=True)
+class HfKcuOptions:
+    """Options of HF-KCU.
+
+    Attributes:
+        source: where the client's influence comes from; ``auto`` is trajectory where the vectors were kept.
+        gradient_of: ``forgotten`` is the influence step; ``retained`` the Newton step on the retained objective, right
+            for a convex model that was not trained to its end. At an optimum they are the same.
+        update: ``removal`` is ``+w_u/(1-w_u) H^-1 g``; ``printed`` the paper's ``-H^-1 g`` with w_i in front.
+        curvature_of: whose curvature: the clients that stay, each owner's own (printed), or everyone's.
+        curvature: ``ggn`` (positive semi-definite) or ``hessian`` (printed).
+        causal_weights: how several owners' gradients combine: by their ``share`` of the data to forget, by
+            ``gradient-norm`` (printed), ``uniform`` over all clients, or ``none``: the step is applied to all clients.
+        iterations: k of conjugate gradient or Lanczos.
+        damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
+        samples: how many retained samples the curvature uses, spread by client size; None is all.
+        filter: ``damped`` is lambda/(e + lambda) by CG; ``rounds`` the exact wearing-down of the rounds, by Lanczos.
+        influence_decay: False leaves the influence unfiltered.
+        scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
+            printed cap at beta ||theta||; ``none`` takes t = 1.
+        beta: of ``norm``.
+        tau: of ``trust-region``, in nats.
+        loss_samples: retained samples on which the trust region looks at the loss.
+        steps: re-linearised steps (gradient source); those after the first are Newton steps on the retained objective.
+        tolerance: relative residual at which CG may stop early.
+        negative_curvature: what CG does when it meets any.
+        preconditioner_rank: products spent on a Nystrom sketch before CG; 0 is none.
+        recovery: a round of the retained clients afterwards, or None.
+        seed: of the samples drawn.
+    """
+
+    source: Source = "auto"
+    gradient_of: GradientOf = "forgotten"
+    update: Update = "removal"
+    curvature_of: CurvatureOf = "retained"
+    curvature: Kind = "ggn"
+    causal_weights: CausalWeights = "share"
+    iterations: int = 10
+    damping: float | None = None
+    samples: int | None = 1000
+    filter: Filter = "damped"
+    influence_decay: bool = True
+    scaling: Scaling = "trust-region"
+    beta: float = 0.01
+    tau: float = 0.05
+    loss_samples: int = 1000
+    steps: int = 1
+    tolerance: float = 0.0
+    negative_curvature: NegativeCurvature = "stop"
+    preconditioner_rank: int = 0
+    recovery: Recovery | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choices = {
+            "source": Source,
+            "gradient_of": GradientOf,
+            "update": Update,
+            "curvature_of": CurvatureOf,
+            "curvature": Kind,
+            "causal_weights": CausalWeights,
+            "filter": Filter,
+            "scaling": Scaling,
+            "negative_curvature": NegativeCurvature,
+        }
+        for name, choice in choices.items():
+            if getattr(self, name) not in get_args(choice):
+                known = ", ".join(get_args(choice))
+                raise RequestError(f"The option {name} can be {known}, not {getattr(self, name)!r}.")
+        for name in ("iterations", "samples", "loss_samples", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(f"The option {name} must be at least 1, not {value}.")
+        for name in ("damping", "tau", "beta", "tolerance", "preconditioner_rank"):
+            value = getattr(self, name)
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise RequestError(f"The option {name} must be a number of at least 0, not {value}.")
+        if self.source == "trajectory" and (self.steps > 1 or self.curvature_of == "owners"):
+            raise RequestError("The trajectory source takes one step with the curvature of the clients that stay.")
+        if self.filter == "rounds" and (self.curvature_of == "owners" or self.preconditioner_rank):
+            raise RequestError("The filter of the rounds is applied on the server, without a preconditioner.")
+
+    @property
+    def label(self) -> str:
+        """The method's name in results."""
+        kind = "paper" if self.update == "printed" else self.source
+        return ("hf-kcu" if kind == "auto" else f"hf-kcu-{kind}") + ("+recovery" if self.recovery else "")
+
+    @property
+    def expected_rounds(self) -> int:
+        """Message rounds that this takes at most, batch-norm statistics aside."""
+        if self.curvature_of == "owners":
+            each = 1
+        else:
+            each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
+        each += 1 if self.scaling == "trust-region" else 0
+        return self.steps * each + (2 if self.recovery else 0)
+
+    def with_recovery(self, recovery: Recovery | None = None) -> HfKcuOptions:
+        """The same with a recovery round afterwards."""
+        return replace(self, recovery=recovery or Recovery())
+
+
+PAPER = HfKcuOptions(
+    source="gradient",
+    update="printed",
+    curvature_of="owners",
+    curvature="hessian",
+    causal_weights="gradient-norm",
+    iterations=10,
+    damping=0.01,
+    samples=None,
+    scaling="norm",
+    beta=0.01,
+    negative_curvature="ignore",
+)
+"""As printed: sign, scale and all."""
+
+GRADIENT = HfKcuOptions(source="gradient")
+"""The corrected influence step: one gradient of the data to forget, filtered."""
+
+TRAJECTORY = HfKcuOptions(source="trajectory")
+"""The vector kept while training, filtered: needs nothing of the client that leaves."""

@@ -1,0 +1,153 @@
+"""The client's influence and its Krylov filter, asked for through an Engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from expunge.core.krylov import Product, Solution, conjugate_gradient, lanczos
+from expunge.core.preconditioner import nystrom
+from expunge.core.vectors import Snapshot
+from expunge.errors import RequestError
+from expunge.federation.engine import Engine, ask_mean, expect
+from expunge.federation.fedavg import Schedule
+from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, Indices, Sum
+from expunge.unlearning.hf_kcu_options import HfKcuOptions
+from expunge.unlearning.request import Parties
+
+
+@dataclass(frozen=True, eq=False)
+class Influence:
+    """A right side of the filter's system ``(G + lambda) step = right_side``, and who contributed how much to it.
+
+    ``known`` is the influence ``right_side / lambda`` itself where it is at hand (trajectory): CG then starts from it
+    and has to find its curved part only, and it stays defined at lambda = 0.
+    """
+
+    right_side: Tensor
+    contributions: dict[str, float]
+    known: Tensor | None = None
+
+
+def causal_weights(kind: str, parties: Parties, gradient_norms: Mapping[str, float]) -> dict[str, float]:
+    """alpha_i of Eq. (causal weight) for every reachable client; exactly zero for those without data to forget.
+
+    ``gradient-norm`` is the printed equation; ``share`` is ``|D_u in D_i| / |D_u|``, which makes the sum of weighted
+    gradients the mean gradient over D_u; ``none`` weighs like ``share`` but its step is applied to all; ``uniform`` is
+    1/N for everybody.
+    """
+    if kind == "uniform":
+        return dict.fromkeys(parties.counts, 1.0 / len(parties.counts))
+    parts: Mapping[str, float] = gradient_norms if kind == "gradient-norm" else parties.forgotten_counts
+    total = sum(parts.values())
+    return {name: parts[name] / total if total and name in parts else 0.0 for name in parties.counts}
+
+
+def contribution_factors(
+    options: HfKcuOptions, parties: Parties, gradient_norms: Mapping[str, float]
+) -> dict[str, float]:
+    """What stands before each owner's gradient: alpha_i times w_i as printed, or times ``-w_u/(1-w_u)``."""
+    alphas = causal_weights(options.causal_weights, parties, gradient_norms)
+    if options.update == "removal":
+        return {name: -parties.mass / (1 - parties.mass) * alpha for name, alpha in alphas.items()}
+    if options.causal_weights == "none":
+        return alphas  # every client applies the step, and their weights add up to one
+    everyone = sum(parties.counts.values())
+    return {name: alpha * parties.counts[name] / everyone for name, alpha in alphas.items()}
+
+
+def forgotten_gradient(engine: Engine, model: Snapshot, parties: Parties, options: HfKcuOptions) -> Influence:
+    """Line 4 of Algorithm 1: each owner's gradient on the data to forget, combined by the causal weights."""
+    require_reachable(parties)
+    tasks = {name: Gradient(model, only=indices) for name, indices in parties.owners.items()}
+    replies = expect(engine.ask(tasks), Sum)
+    gradients = {name: reply.total / reply.count for name, reply in replies.items()}
+    norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in gradients.items()}
+    factors = contribution_factors(options, parties, norms)
+    total = torch.stack([factors[name] * gradient for name, gradient in gradients.items()]).sum(dim=0)
+    contributions = {name: abs(factors[name]) * norms[name] if name in norms else 0.0 for name in parties.counts}
+    return Influence(total, contributions)
+
+
+def retained_gradient(engine: Engine, model: Snapshot, parties: Parties) -> Influence:
+    """The gradient of the retained objective: its Newton step is right away from an optimum, too."""
+    tasks = {name: Gradient(model, exclude=left_out) for name, left_out in parties.retained.items()}
+    mean = ask_mean(engine, tasks)
+    return Influence(mean, dict.fromkeys(parties.retained, float(torch.linalg.vector_norm(mean))))
+
+
+def require_reachable(parties: Parties) -> None:
+    """The gradient source needs the owners' data once."""
+    gone = [name for name in parties.owners if name not in parties.counts]
+    if gone:
+        raise RequestError(
+            f"Client {gone[0]!r} cannot be reached, and the gradient source needs its data once: "
+            "use the trajectory source, which does not."
+        )
+
+
+def apply_filter(
+    product: Product, influence: Influence, damping: float, schedule: Schedule | None, options: HfKcuOptions
+) -> tuple[Tensor, Solution | None]:
+    """``lambda (G + lambda)^-1`` of the influence by CG, or the filter of the rounds by Lanczos, or none at all."""
+    if options.influence_decay and options.filter == "damped":
+        solution = conjugate_gradient(
+            product,
+            influence.right_side,
+            iterations=options.iterations,
+            damping=damping,
+            tolerance=options.tolerance,
+            start=influence.known,
+            preconditioner=_preconditioner(product, influence.right_side, damping, options),
+            negative_curvature=options.negative_curvature,
+            smallest_eigenvalue=0.0 if options.curvature == "ggn" else None,
+        )
+        return solution.vector, solution
+    if influence.known is None and damping == 0:
+        raise RequestError("Without damping there is no unfiltered influence: give a damping above 0.")
+    unfiltered = influence.known if influence.known is not None else influence.right_side / damping
+    if not options.influence_decay:
+        return unfiltered, None
+    if schedule is None:
+        raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
+    return lanczos(product, unfiltered, options.iterations).apply(schedule.survival), None
+
+
+def curvature_product(
+    engine: Engine, model: Snapshot, clients: Mapping[str, Indices], counts: Mapping[str, int], options: HfKcuOptions
+) -> Product:
+    """``v -> G v`` (or rows times G) over these clients' samples, each client by its size: one message a call."""
+    draws = spread(options.samples, clients, counts, options.seed)
+
+    def product(vector: Tensor) -> Tensor:
+        rows = vector if vector.dim() == 2 else vector[None]
+        tasks = {
+            name: CurvatureProduct(model, rows, options.curvature, draws[name], left_out)
+            for name, left_out in clients.items()
+        }
+        return ask_mean(engine, tasks).view_as(vector)
+
+    return product
+
+
+def spread(
+    samples: int | None, clients: Mapping[str, Indices], counts: Mapping[str, int], seed: int, from_back: bool = False
+) -> dict[str, Draw | None]:
+    """Draws of about ``samples`` in all, by client size, at least one each."""
+    left = {name: counts[name] - len(left_out) for name, left_out in clients.items()}
+    total = sum(left.values())
+    if samples is None or samples >= total:
+        return dict.fromkeys(clients)
+    return {name: Draw(math.ceil(samples * count / total), seed, from_back) for name, count in left.items()}
+
+
+def _preconditioner(product: Product, like: Tensor, damping: float, options: HfKcuOptions) -> Product | None:
+    if not options.preconditioner_rank:
+        return None
+    generator = torch.Generator().manual_seed(options.seed)
+    sketch = nystrom(product, like, rank=options.preconditioner_rank, generator=generator)
+    return sketch.preconditioner(damping)

@@ -1,0 +1,101 @@
+"""Methods by name. A method is one file in this folder; importing it registers it.
+
+    method(engine, state, request, options) -> Outcome
+
+with the same meaning for all: the inputs are left untouched, the cost is accounted, a bad request is refused before
+any work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from expunge.errors import RequestError
+from expunge.federation.engine import Cost, Engine
+from expunge.federation.fedavg import ServerState
+from expunge.federation.memory import Memory
+from expunge.unlearning.request import Request
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a method did.
+
+    Attributes:
+        method: its name in results.
+        state: the server's state afterwards; where ``succeeded`` is False it is the state that was given.
+        cost: seconds, sample-gradients, rounds and bytes.
+        succeeded: False where the safety belt held the step back.
+        details: what a sceptic wants to see (residuals, damping, step length), ready for JSON.
+        warnings: sentences for the person who asked.
+    """
+
+    method: str
+    state: ServerState
+    cost: Cost
+    succeeded: bool = True
+    details: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> Memory | None:
+        """The vectors of the clients that stay, for the next request."""
+        return self.state.memory
+
+    def write_to(self, model: nn.Module) -> None:
+        """Copy the new weights into a model, in place."""
+        self.state.model.write_to(model)
+
+
+Function = Callable[[Engine, ServerState, Request, Any], Outcome]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: its function and the options that its name stands for."""
+
+    name: str
+    function: Function
+    options: Any
+    summary: str
+
+    def __call__(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
+        """Run it with its own options."""
+        return replace(self.function(engine, state, request, self.options), method=self.name)
+
+
+_METHODS: dict[str, Method] = {}
+
+
+def register(name: str, function: Function, options: Any, summary: str) -> None:
+    """Make a method known by its name in results."""
+    if name in _METHODS:
+        raise ValueError(f"A method {name!r} is registered already.")
+    _METHODS[name] = Method(name, function, options, summary)
+
+
+def methods() -> dict[str, Method]:
+    """All registered methods.
+
+    Example:
+        >>> sorted(methods())[:2]
+        ['hf-kcu', 'hf-kcu-gradient']
+    """
+    package = importlib.import_module("expunge.unlearning")
+    for module in pkgutil.iter_modules(package.__path__, "expunge.unlearning."):
+        importlib.import_module(module.name)
+    return dict(_METHODS)
+
+
+def method(name: str) -> Method:
+    """The method of that name; an unknown one is refused with the known ones listed."""
+    known = methods()
+    if name not in known:
+        raise RequestError(f"There is no method {name!r}; there are {', '.join(sorted(known))}.")
+    return known[name]

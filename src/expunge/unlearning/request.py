@@ -1,0 +1,102 @@
+"""A deletion request, and who is touched by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from expunge.errors import RequestError
+from expunge.federation.tasks import Indices
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be forgotten: whole clients, or some samples inside clients.
+
+    Example:
+        >>> request = Request.of("ada", samples={"bob": [2, 0]})
+        >>> request.clients, request.samples["bob"]
+        (('ada',), (0, 2))
+    """
+
+    clients: tuple[str, ...] = ()
+    samples: Mapping[str, Indices] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, clients: str | Sequence[str] = (), samples: Mapping[str, Sequence[int]] | None = None) -> Request:
+        """A request from one name or several, and sample indices by client."""
+        names = (clients,) if isinstance(clients, str) else tuple(dict.fromkeys(clients))
+        chosen = {name: tuple(sorted({int(i) for i in indices})) for name, indices in (samples or {}).items()}
+        if not names and not chosen:
+            raise RequestError("The request names nothing to forget: give a client or some samples.")
+        for name, indices in chosen.items():
+            if not indices:
+                raise RequestError(f"The request names no samples of client {name!r}: give at least one index.")
+            if name in names:
+                raise RequestError(f"The request names client {name!r} as a whole and some of its samples: choose one.")
+        return cls(names, chosen)
+
+    def parties(self, counts: Mapping[str, int], remembered: Sequence[str] = ()) -> Parties:
+        """Who is touched, among the reachable clients and those of whom only a vector was kept.
+
+        Args:
+            counts: the reachable clients and their sample counts.
+            remembered: clients whose vector the server keeps; they may have gone.
+        """
+        known = dict.fromkeys([*counts, *remembered])
+        for name in [*self.clients, *self.samples]:
+            if name not in known:
+                raise RequestError(f"There is no client {name!r}; there are {', '.join(known)}.")
+        for name, indices in self.samples.items():
+            count = counts.get(name, 0)
+            if indices[0] < 0 or indices[-1] >= count:
+                raise RequestError(f"Client {name!r} has samples 0 to {count - 1} only: check the indices.")
+        emptied = [name for name, indices in self.samples.items() if len(indices) == counts[name]]
+        leaving = (*self.clients, *emptied)
+        retained = {name: self.samples.get(name, ()) for name in counts if name not in leaving}
+        if not retained:
+            raise RequestError("The request would forget every client: nothing is left to keep, so start a new model.")
+        partly = {name: indices for name, indices in self.samples.items() if name in retained}
+        return Parties(leaving, partly, retained, dict(counts))
+
+
+@dataclass(frozen=True)
+class Parties:
+    """The request as it falls on a federation.
+
+    Attributes:
+        leaving: clients that go as a whole.
+        partly: clients that stay but lose these samples.
+        retained: clients that stay, each with the samples that it no longer uses.
+        counts: sample counts of all reachable clients before the deletion.
+    """
+
+    leaving: tuple[str, ...]
+    partly: Mapping[str, Indices]
+    retained: Mapping[str, Indices]
+    counts: Mapping[str, int]
+
+    @cached_property
+    def owners(self) -> dict[str, Indices | None]:
+        """Clients that hold data to forget, each with its samples (None: all of them)."""
+        return {**dict.fromkeys(self.leaving, None), **self.partly}
+
+    @cached_property
+    def forgotten_counts(self) -> dict[str, int]:
+        """|D_u in D_i| of each reachable owner."""
+        return {
+            name: self.counts[name] if indices is None else len(indices)
+            for name, indices in self.owners.items()
+            if name in self.counts
+        }
+
+    @cached_property
+    def retained_counts(self) -> dict[str, int]:
+        """Samples that each retained client keeps."""
+        return {name: self.counts[name] - len(left_out) for name, left_out in self.retained.items()}
+
+    @property
+    def mass(self) -> float:
+        """w_u: the share of all samples that is to be forgotten."""
+        return sum(self.forgotten_counts.values()) / sum(self.counts.values())

@@ -1,0 +1,50 @@
+"""Retraining without the forgotten data: the gold standard that every other method is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from expunge.core.vectors import Snapshot
+from expunge.errors import RequestError
+from expunge.federation.engine import Engine, measured
+from expunge.federation.fedavg import Progress, ServerState, TrainingPlan, train
+from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.request import Request
+
+
+@dataclass(frozen=True, eq=False)
+class RetrainOptions:
+    """How to retrain.
+
+    Attributes:
+        start: the initial model; a fresh initialisation, or the one that the training began with.
+        plan: the training plan, usually the training's own with a fresh seed.
+        remember: keep one vector per client, so that the new model can forget in its turn.
+        progress: called after each round.
+    """
+
+    start: Snapshot | None = None
+    plan: TrainingPlan | None = None
+    remember: bool = True
+    progress: Progress | None = None
+
+
+def retrain(engine: Engine, state: ServerState, request: Request, options: RetrainOptions) -> Outcome:
+    """FedAvg from the start on what is left; weights follow from the counts that remain."""
+    if options.start is None or options.plan is None:
+        raise RequestError("Retraining needs a start model and a training plan in its options.")
+    remembered = state.memory.clients if state.memory is not None else ()
+    parties = request.parties(engine.clients(), remembered)
+    with measured(engine) as cost:
+        trained = train(
+            engine,
+            options.start,
+            options.plan,
+            clients=parties.retained,
+            remember=options.remember,
+            progress=options.progress,
+        )
+    return Outcome("retrain", trained, cost)
+
+
+register("retrain", retrain, RetrainOptions(), "train again from the start without the forgotten data")

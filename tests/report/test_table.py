@@ -1,0 +1,77 @@
+import io
+import re
+from dataclasses import replace
+
+import numpy
+from rich.console import Console
+
+from expunge.bench.results import Results, Row
+from expunge.report import markdown_table, terminal_table
+from expunge.report.measures import COLUMNS
+
+
+def drawn(results, width=180):
+    console = Console(width=width, file=io.StringIO())
+    console.print(terminal_table(results))
+    return console.file.getvalue()
+
+
+def expected(results, method, measure):
+    values = [getattr(row, measure) for row in results.rows if row.method == method]
+    return f"{100 * numpy.mean(values):.1f} ± {100 * numpy.std(values, ddof=1):.1f}"
+
+
+def test_both_tables_hold_independently_computed_means(results):
+    for text in (drawn(results).replace("±", "± "), markdown_table(results)):
+        for method, name in {"hf-kcu-gradient": "HF-KCU gradient", "retrain": "retrain (gold standard)"}.items():
+            line = next(line for line in text.splitlines() if name in line)
+            for measure in ("test_accuracy", "forget_accuracy", "asr"):
+                assert expected(results, method, measure) in line
+        assert "28× ± 3" in text
+        assert "0.130 ± 0.013" in text
+
+
+def test_terminal_table_ends_with_the_noise_and_a_caption(results):
+    table = terminal_table(results)
+    assert table.row_count == len(results.methods()) + 1
+    assert table.rows[-1].style == "dim"
+    assert re.search(r"96.7 to +47.9 to +0.0 to 0.2", drawn(results))
+    assert str(table.caption).count(".") == 1
+
+
+def test_terminal_colours_follow_the_judgement(results):
+    styles = [[cell.style for cell in column._cells] for column in terminal_table(results).columns]
+    lines = dict(zip(results.methods(), zip(*styles, strict=True), strict=False))
+    assert lines["trained"][3] == "red"
+    assert lines["hf-kcu-trajectory"][1:6] == ("green",) * 5
+    assert set(lines["retrain"]) == {""}
+
+
+def test_markdown_has_one_cell_a_column(results):
+    lines = [line for line in markdown_table(results).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(results.methods()) + 1
+    assert {len(re.split(r"(?<!\\)\|", line)) - 2 for line in lines} == {1 + len(COLUMNS)}
+
+
+def test_missing_values_are_dashes(clean):
+    line = next(line for line in markdown_table(clean).splitlines() if "HF-KCU trajectory" in line)
+    assert line.split("|")[4].strip() == "–"
+
+
+def test_odd_method_names_do_no_harm(results):
+    odd = replace(results, rows=[Row("a|b [bold]x", 0, asr=0.5)])
+    assert r"a\|b [bold]x" in markdown_table(odd)
+    assert "a|b [bold]x" in drawn(odd)
+
+
+def test_no_rows_at_all():
+    empty = Results("empty", {}, {}, [], {})
+    assert terminal_table(empty).row_count == 1
+    assert "retrain noise" in markdown_table(empty)
+
+
+def test_a_narrow_terminal_cuts_nothing_off(results):
+    text = drawn(results, width=80)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    assert all(value in text for value in ("28×", "96.5", "0.130"))
