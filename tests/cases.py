@@ -143,7 +143,7 @@ class Case:
 
     @property
     def size(self) -> int:
-        return self.snapshot.parameters.numel()
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def curvature(self, kind: str, **options: object) -> Curvature:
         """The operator under test."""
@@ -178,7 +178,8 @@ class Case:
     @cached_property
     def dense_hessian(self) -> Tensor:
         # Not torch.func.hessian: its vmap over a layer norm's gradient is wrong by percents in torch 2.13.
-        identity = torch.eye(len(self.theta), dtype=torch.float64)
+        assert self.size == len(self.theta)
+        identity = torch.eye(self.size, dtype=torch.float64)
         return vmap(lambda vector: self.exact_product("hessian", vector), chunk_size=256)(identity)
 
     @cached_property

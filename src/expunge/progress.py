@@ -23,11 +23,16 @@ def progress_bars(console: Console | None = None) -> Iterator[Callback]:
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
     known: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True) as bars:
+    bars = Progress(*columns, console=console, transient=True)
 
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=total)
-            bars.update(known[what], completed=done, total=total)
+    def progress(what: str, done: int, total: int) -> None:
+        bars.start()  # only once there is something to show; starting again does nothing
+        if what not in known:
+            known[what] = bars.add_task(what, total=total)
+        bars.update(known[what], completed=done, total=total)
 
+    try:
         yield progress
+    finally:
+        if known:
+            bars.stop()

@@ -40,7 +40,7 @@ SCENARIO = Scenario(
     plan=TrainingPlan(rounds=20, epochs=5, batch_size=32, learning_rate=0.05),
 )
 
-EFFORT: dict[str, Any] = {"iterations": 10, "samples": 150, "loss_samples": 100}
+EFFORT: dict[str, Any] = {"iterations": 10, "samples": 150}
 """Effort that suits 1,437 training images: of the order of what retraining spends on them in a few epochs."""
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from expunge.core.convolution import lean_convolutions
 from expunge.core.losses import Loss
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, RequestError
@@ -107,6 +108,7 @@ class Curvature:
         self.size = snapshot.parameters.numel()
         self._model, self._snapshot, self._loss = model, snapshot, loss
         self._layout = Layout.of(model)
+        self._kind = kind
         self._linearise = self._linearise_ggn if kind == "ggn" else self._linearise_hessian
         self._chunks = list(zip(torch.split(inputs, chunk_size), torch.split(targets, chunk_size), strict=True))
         self._kept: list[Product] = []
@@ -143,7 +145,7 @@ class Curvature:
             name: part.detach().requires_grad_()
             for name, part in self._layout.unflatten(self._snapshot.parameters).items()
         }
-        with differentiable_attention():
+        with differentiable_attention(), lean_convolutions(at_fixed_point=self._kind == "ggn"):
             outputs = functional_call(self._model, {**leaves, **self._snapshot.buffers}, (inputs,))
         return outputs, tuple(leaves.values())
 

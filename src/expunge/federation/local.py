@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
@@ -42,6 +42,7 @@ class LocalEngine:
         if not datasets:
             raise RequestError("A federation needs at least one client.")
         self.cost = Cost()
+        self.on_round: Callable[[int], None] | None = None
         self._clients = {
             name: Client(LocalData(data, name), model, loss, boost=(boosts or {}).get(name, 1.0))
             for name, data in datasets.items()
@@ -73,4 +74,6 @@ class LocalEngine:
             self.cost.sample_gradients += reply.sample_gradients
             replies[name] = reply
         self.cost.rounds += 1
+        if self.on_round is not None:
+            self.on_round(self.cost.rounds)
         return replies

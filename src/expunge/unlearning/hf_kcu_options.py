@@ -35,14 +35,14 @@ class HfKcuOptions:
             ``gradient-norm`` (printed), ``uniform`` over all clients, or ``none``: the step is applied to all clients.
         iterations: k of conjugate gradient or Lanczos.
         damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
-        samples: how many retained samples the curvature uses, spread by client size; None is all.
+        samples: how many retained samples the curvature uses, spread by client size, and how many others the trust
+            region looks at; None is all.
         filter: ``damped`` is lambda/(e + lambda) by CG; ``rounds`` the exact wearing-down of the rounds, by Lanczos.
         influence_decay: False leaves the influence unfiltered.
         scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
             printed cap at beta ||theta||; ``none`` takes t = 1.
         beta: of ``norm``.
         tau: of ``trust-region``, in nats.
-        loss_samples: retained samples on which the trust region looks at the loss.
         steps: re-linearised steps (gradient source); those after the first are Newton steps on the retained objective.
         tolerance: relative residual at which CG may stop early.
         negative_curvature: what CG does when it meets any.
@@ -65,7 +65,6 @@ class HfKcuOptions:
     scaling: Scaling = "trust-region"
     beta: float = 0.01
     tau: float = 0.05
-    loss_samples: int = 1000
     steps: int = 1
     tolerance: float = 0.0
     negative_curvature: NegativeCurvature = "stop"
@@ -89,7 +88,7 @@ class HfKcuOptions:
             if getattr(self, name) not in get_args(choice):
                 known = ", ".join(get_args(choice))
                 raise RequestError(f"The option {name} can be {known}, not {getattr(self, name)!r}.")
-        for name in ("iterations", "samples", "loss_samples", "steps"):
+        for name in ("iterations", "samples", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"The option {name} must be at least 1, not {value}.")

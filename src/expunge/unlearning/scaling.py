@@ -47,6 +47,6 @@ def retained_losses(
     engine: Engine, model: Snapshot, step: Tensor, lengths: tuple[float, ...], parties: Parties, options: HfKcuOptions
 ) -> list[float]:
     """Mean loss of the retained clients at ``theta - t step`` for several t, in one message."""
-    draws = spread(options.loss_samples, parties.retained, parties.counts, options.seed, from_back=True)
+    draws = spread(options.samples, parties.retained, parties.counts, options.seed, from_back=True)
     tasks = {name: Losses(model, step, lengths, draws[name], left_out) for name, left_out in parties.retained.items()}
     return [float(loss) for loss in ask_mean(engine, tasks)]

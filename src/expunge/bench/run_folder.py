@@ -1,0 +1,214 @@
+"""A run on disk: the trained federation, and beside it what was tried to forget whom.
+
+    RUN/run.json                          scenario, schedule, who has left for good
+    RUN/trained/                          model.safetensors, memory.safetensors
+    RUN/without-client-3/METHOD/          outcome.json, model.safetensors, memory.safetensors
+    RUN/without-client-3/results.json     with plots and report.html, written by `expunge show`
+
+A folder appears whole or not at all: it is written beside its place and then moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
+from expunge.bench.results import Results, environment
+from expunge.bench.scenario import Federation, Scenario
+from expunge.core.vectors import Snapshot
+from expunge.errors import DataError, RequestError
+from expunge.federation.checkpoint import load_snapshot, save_snapshot
+from expunge.federation.engine import Cost
+from expunge.federation.fedavg import Schedule, ServerState
+from expunge.federation.local import LocalEngine
+from expunge.federation.memory import Memory
+from expunge.unlearning.registry import Outcome
+from expunge.unlearning.request import Request
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run; open it with ``RunFolder.open`` or make it with ``RunFolder.create``."""
+
+    path: Path
+    scenario: Scenario
+    schedule: Schedule | None
+    departed: tuple[str, ...] = ()
+
+    @classmethod
+    def create(cls, path: Path, federation: Federation, state: ServerState) -> RunFolder:
+        """Write a freshly trained federation to a new folder."""
+        run = cls(path, federation.scenario, state.schedule)
+        require_new(path)
+
+        def fill(folder: Path) -> None:
+            _save_state(state, federation, folder / "trained")
+            (folder / "run.json").write_text(run._description())
+
+        _appear(path, fill)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open an existing run."""
+        try:
+            described = json.loads((path / "run.json").read_text())
+            schedule = Schedule(**described["schedule"]) if described["schedule"] else None
+            return cls(path, Scenario.from_dict(described["scenario"]), schedule, tuple(described["departed"]))
+        except FileNotFoundError as problem:
+            raise DataError(f"{path} is not a run folder: make one with `expunge train --out {path}`.") from problem
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise DataError(f"{path / 'run.json'} cannot be read: it is damaged or not ours.") from problem
+
+    def trained(self, federation: Federation) -> ServerState:
+        """The state to forget from."""
+        return self._load_state(federation, self.path / "trained")
+
+    def engine(self, federation: Federation) -> LocalEngine:
+        """An engine on the clients that have not left for good."""
+        return federation.engine().without(self.departed)
+
+    def save(self, request: Request, outcome: Outcome, federation: Federation) -> Path:
+        """Keep an outcome under its request and method; a retrained model gets a number."""
+        parent = self.path / folder_name(request)
+        target = parent / outcome.method
+        if outcome.method == "retrain":
+            target = parent / f"retrain-{1 + len(list(parent.glob('retrain-*')))}"
+        record = {
+            "method": outcome.method,
+            "request": {"clients": request.clients, "samples": request.samples},
+            "cost": outcome.cost.as_dict(),
+            "succeeded": outcome.succeeded,
+            "warnings": outcome.warnings,
+            "details": outcome.details,
+        }
+
+        def fill(folder: Path) -> None:
+            _save_state(outcome.state, federation, folder)
+            (folder / "outcome.json").write_text(json.dumps(record, indent=2) + "\n")
+
+        _appear(target, fill)
+        return target
+
+    def erase_what_remembers(self, request: Request, kept: Path) -> RunFolder:
+        """Let the run go on with ``kept``: the trained model, the leavers' vectors and all other tries are deleted."""
+        after = dataclasses.replace(self, departed=(*self.departed, *request.clients))
+        moved = self.path / "trained.new"
+        shutil.move(kept, moved)
+        shutil.rmtree(self.path / "trained")
+        for tries in self.path.glob("without-*"):
+            shutil.rmtree(tries)
+        moved.rename(self.path / "trained")
+        (self.path / "run.json").write_text(after._description())
+        return after
+
+    def requests(self) -> dict[str, Request]:
+        """The requests that something was tried for, by folder name."""
+        found: dict[str, Request] = {}
+        for file in sorted(self.path.glob("without-*/*/outcome.json")):
+            asked = _read_json(file)["request"]
+            found[file.parent.parent.name] = Request.of(asked["clients"], asked["samples"])
+        return found
+
+    def results(self, name: str, federation: Federation) -> Results:
+        """Measure everything that was tried for one request."""
+        evaluation = Evaluation(federation, self.requests()[name])
+        before = evaluation.measure(self.trained(federation).model)
+        tried: list[tuple[str, Snapshot, Cost]] = []
+        for file in sorted((self.path / name).glob("*/outcome.json")):
+            record = _read_json(file)
+            model = load_snapshot(federation.model, file.parent / "model.safetensors")
+            tried.append((record["method"], model, Cost(**record["cost"])))
+        retrained = [(evaluation.measure(model), cost) for label, model, cost in tried if label == "retrain"]
+        references, costs = [measured for measured, _ in retrained], [cost for _, cost in retrained]
+        rows = [evaluation.row("trained", before, before, references)]
+        rows += [evaluation.row("retrain", own, before, references, cost, costs) for own, cost in retrained]
+        for label, model, cost in tried:
+            if label != "retrain":
+                rows.append(evaluation.row(label, evaluation.measure(model), before, references, cost, costs))
+        noise = noise_ranges([retrain_noise(references)]) if references else {}
+        scenario = {**self.scenario.as_dict(), "request": name, "departed": list(self.departed)}
+        return Results(f"{self.path.name}/{name}", scenario, environment(), rows, noise)
+
+    def _load_state(self, federation: Federation, folder: Path) -> ServerState:
+        model = load_snapshot(federation.model, folder / "model.safetensors")
+        memory_file = folder / "memory.safetensors"
+        memory = Memory.load(memory_file) if memory_file.exists() else None
+        return ServerState(model, self.schedule, memory)
+
+    def _description(self) -> str:
+        described = {
+            "scenario": self.scenario.as_dict(),
+            "schedule": dataclasses.asdict(self.schedule) if self.schedule else None,
+            "departed": self.departed,
+        }
+        return json.dumps(described, indent=2) + "\n"
+
+
+def folder_name(request: Request) -> str:
+    """A readable folder name for a request.
+
+    Example:
+        >>> folder_name(Request.of(["ada", "bob"]))
+        'without-ada+bob'
+    """
+    if not request.samples:
+        return "without-" + "+".join(request.clients)
+    digest = hashlib.sha256(json.dumps([request.clients, sorted(request.samples.items())]).encode()).hexdigest()[:8]
+    return "without-" + "+".join([*request.clients, *request.samples]) + f"-samples-{digest}"
+
+
+def require_new(path: Path) -> None:
+    """Refuse to write over something: called before the work starts."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(f"{path} exists already and is not empty: choose another folder or remove it.")
+    require_writable(path)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a folder that cannot be written, by writing a file that vanishes at once where it would be."""
+    ancestor = next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())
+    try:
+        tempfile.TemporaryFile(dir=ancestor).close()
+    except OSError as problem:
+        raise RequestError(f"{path} cannot be written: choose a folder that you may write to.") from problem
+
+
+def _appear(target: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder beside its place and move it there, so that it is whole or not there."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
+        try:
+            fill(staging)
+            staging.chmod(0o755)
+            if target.exists():
+                shutil.rmtree(target)
+            staging.rename(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as problem:
+        raise RequestError(f"{target} cannot be written: {problem.strerror or problem}.") from problem
+
+
+def _save_state(state: ServerState, federation: Federation, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    save_snapshot(state.model, federation.model, folder / "model.safetensors")
+    if state.memory is not None:
+        state.memory.save(folder / "memory.safetensors")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as problem:
+        raise DataError(f"{file} cannot be read: it is damaged.") from problem
+    return content

@@ -1,0 +1,297 @@
+"""The command line: thin. Each command reads its arguments, calls the library, shows what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import expunge
+from expunge.bench.demo import SCENARIO, SEEDS, run_demo
+from expunge.bench.results import Results
+from expunge.bench.run_folder import RunFolder, require_new, require_writable
+from expunge.bench.scenario import Scenario
+from expunge.data import DATASETS, Backdoor
+from expunge.errors import ExpungeError, RequestError
+from expunge.federation.fedavg import Progress, TrainingPlan, derived_seed, train
+from expunge.federation.local import LocalEngine
+from expunge.models import MODELS
+from expunge.progress import progress_bars
+from expunge.report import save_plots, terminal_table, write_report
+from expunge.report.headline import headline
+from expunge.unlearning.hf_kcu_options import HfKcuOptions
+from expunge.unlearning.registry import Outcome, method, methods
+from expunge.unlearning.request import Request
+from expunge.unlearning.retrain import RetrainOptions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Take a client's contribution out of a federated model, and show how well it is gone.",
+    epilog="Start with [bold]expunge demo[/bold]. Any command: --help. Tab completion: --install-completion.",
+    pretty_exceptions_enable=False,
+)
+output, messages = Console(), Console(stderr=True)
+_debug = {"on": False}
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by `expunge train`.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder with MNIST, FashionMNIST or cifar-10-batches-bin.", envvar="EXPUNGE_DATA"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON on standard output.")]
+
+
+def main() -> None:
+    """Entry point: our own errors are one line and exit code 1; --debug shows where they came from."""
+    try:
+        app()
+    except ExpungeError as problem:
+        if _debug["on"]:
+            raise
+        _tell(f"[bold red]error:[/] {escape(str(problem))}")
+        sys.exit(1)
+
+
+def _tell(text: str) -> None:
+    """A message for the person, beside the results on standard output."""
+    messages.print(text, highlight=False, soft_wrap=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        output.print(f"expunge {expunge.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version  # its callback has done the work
+    _debug["on"] = debug
+
+
+@app.command(epilog="Example: [bold]expunge demo --out runs/demo[/bold]")
+def demo(
+    out: Annotated[Path, typer.Option(help="Where results, plots and the report go.")] = Path("runs/demo"),
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, SEEDS)),
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small federation with a poisoned client, forget it in several ways, compare with retraining.
+
+    Uses the handwritten digits that come with scikit-learn: no files, no network, under two minutes on two cores.
+    """
+    numbers = _numbers(seeds, "--seeds")
+    require_writable(out)
+    backdoor = SCENARIO.backdoor
+    assert backdoor is not None
+    _tell(
+        f"{SCENARIO.clients} clients train a digit classifier together. One of them, [bold]{SCENARIO.attacker}[/], "
+        f"hides a trigger in its data:\na {backdoor.size}x{backdoor.size} white square makes any digit a "
+        f"{backdoor.target}. It must be forgotten, without retraining and without its data.\n"
+    )
+    with progress_bars(messages) as progress:
+        results = run_demo(numbers, progress=progress)
+    _publish(results, out, show_table=not as_json)
+    if as_json:
+        print((out / "results.json").read_text())
+
+
+@app.command(
+    "train",
+    epilog="Example: [bold]expunge train --out runs/mine --clients 10 --attacker client-3 --patch 3 --boost 4[/bold]",
+)
+def train_command(
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    dataset: Annotated[str, typer.Option(help=f"One of {', '.join(DATASETS)}.")] = "digits",
+    model: Annotated[str | None, typer.Option(help=f"One of {', '.join(MODELS)}.")] = None,
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 10,
+    alpha: Annotated[float, typer.Option(help="Of the Dirichlet split: small is very unequal.")] = 1.0,
+    attacker: Annotated[str | None, typer.Option(help="A client that hides a backdoor in its data.")] = None,
+    target: Annotated[int, typer.Option(help="The class that the trigger leads to.")] = 7,
+    patch: Annotated[int, typer.Option(help="Side of the trigger's square, in pixels.")] = 3,
+    poisoned: Annotated[float, typer.Option(help="Share of the attacker's samples that are poisoned.")] = 0.5,
+    boost: Annotated[float, typer.Option(help="Factor on the attacker's updates.")] = 1.0,
+    rounds: Annotated[int, typer.Option(help="FedAvg rounds.")] = 20,
+    epochs: Annotated[int, typer.Option(help="Local epochs per round.")] = 5,
+    batch_size: Annotated[int, typer.Option(help="Local batch size.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Of the clients' SGD.")] = 0.05,
+    participation: Annotated[float, typer.Option(help="Share of the clients in each round.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the split, the poisoning, the initial weights, the training.")] = 0,
+    data_dir: DataOption = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+) -> None:
+    """Train a federation and keep what forgetting needs later: one vector per client."""
+    require_new(out)
+    scenario = Scenario(
+        dataset=dataset,
+        model=model or ("digits-net" if dataset == "digits" else "cnn"),
+        clients=clients,
+        alpha=alpha,
+        attacker=attacker or "client-0",
+        backdoor=Backdoor(target, patch, poisoned, boost) if attacker else None,
+        plan=TrainingPlan(rounds, epochs, batch_size, learning_rate, participation, seed),
+        seed=seed,
+    )
+    _few_threads(scenario)
+    federation = scenario.build(data_dir, download=download, device=_device(device))
+    with progress_bars(messages) as progress:
+        state = train(federation.engine(), federation.initial(), scenario.plan, progress=progress)
+    RunFolder.create(out, federation, state)
+    kept = state.memory.stored_bytes if state.memory else 0
+    _tell(f"Trained {clients} clients for {rounds} rounds; {kept / 1e6:.1f} MB of vectors kept. Now forget one:")
+    _tell(f"  expunge forget {out} --client {scenario.attacker}")
+
+
+@app.command(
+    "forget",
+    epilog="Examples: [bold]expunge forget runs/mine --client client-3[/bold]; "
+    "[bold]expunge forget runs/mine --samples client-2:0,5,9[/bold]; "
+    "[bold]expunge forget runs/mine --client client-3 --method retrain[/bold]",
+)
+def forget_command(
+    run: RunArgument,
+    client: Annotated[list[str] | None, typer.Option(help="A client to forget; may be repeated.")] = None,
+    samples: Annotated[list[str] | None, typer.Option(help="CLIENT:INDEX,INDEX,...; may be repeated.")] = None,
+    use: Annotated[str, typer.Option("--method", help="See `expunge methods`.")] = "hf-kcu",
+    iterations: Annotated[int | None, typer.Option("--iterations", "-k", help="Krylov iterations.")] = None,
+    damping: Annotated[float | None, typer.Option(help="Lambda; by default from the training's schedule.")] = None,
+    curvature_samples: Annotated[int | None, typer.Option(help="Retained samples behind the curvature.")] = None,
+    tau: Annotated[float | None, typer.Option(help="How much the retained loss may rise, in nats.")] = None,
+    seed: Annotated[int, typer.Option(help="Of retraining or of the samples drawn.")] = 0,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Then delete what remembers: the trained model, the vectors, other tries.")
+    ] = False,
+    data_dir: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget clients or samples of a run; the result stands beside the trained model until you --erase that."""
+    folder = RunFolder.open(run)
+    request = Request.of(client or (), _sample_indices(samples or []))
+    if erase and request.samples:
+        raise RequestError("--erase works for whole clients: samples must be deleted from the client's own data.")
+    _few_threads(folder.scenario)
+    federation = folder.scenario.build(data_dir)
+    chosen = method(use)
+    given = {"iterations": iterations, "damping": damping, "samples": curvature_samples, "tau": tau}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    engine, state = folder.engine(federation), folder.trained(federation)
+    with progress_bars(messages) as progress:
+        if chosen.name == "retrain":
+            fresh = derived_seed(folder.scenario.seed, "retrain", seed)
+            plan = dataclasses.replace(folder.scenario.plan, seed=fresh)
+            options: Any = RetrainOptions(federation.initial(fresh), plan, progress=progress)
+        else:
+            options = dataclasses.replace(chosen.options, **changed, seed=seed)
+            _report_rounds(engine, options, progress)
+        outcome = dataclasses.replace(chosen.function(engine, state, request, options), method=chosen.name)
+    _finish_forget(folder, request, outcome, federation, erase, as_json)
+
+
+@app.command(epilog="Example: [bold]expunge show runs/mine[/bold]")
+def show(run: RunArgument, data_dir: DataOption = None, as_json: JsonOption = False) -> None:
+    """Measure what was tried in a run, and show it: a table here, plots and a report in the folder."""
+    folder = RunFolder.open(run)
+    _few_threads(folder.scenario)
+    federation = folder.scenario.build(data_dir)
+    found = folder.requests()
+    if not found:
+        raise RequestError(f"Nothing was forgotten in {run} yet: try `expunge forget {run} --client client-0`.")
+    measured = {name: folder.results(name, federation) for name in found}
+    for name, results in measured.items():
+        _publish(results, run / name, show_table=not as_json)
+    if as_json:
+        print(json.dumps([json.loads((run / name / "results.json").read_text()) for name in measured]))
+
+
+@app.command("methods")
+def methods_command() -> None:
+    """List the methods that can forget."""
+    for name, known in sorted(methods().items()):
+        output.print(f"[bold]{name:28}[/] {known.summary}")
+
+
+def _finish_forget(
+    folder: RunFolder, request: Request, outcome: Outcome, federation: Any, erase: bool, as_json: bool
+) -> None:
+    for warning in outcome.warnings:
+        _tell(f"[yellow]note:[/] {escape(warning)}")
+    if not outcome.succeeded:
+        raise RequestError("The request failed: the safety belt held, and nothing was changed.")
+    kept = folder.save(request, outcome, federation)
+    cost = outcome.cost
+    if as_json:
+        print(
+            json.dumps(
+                {"folder": str(kept), "method": outcome.method, "cost": cost.as_dict(), "details": outcome.details}
+            )
+        )
+    _tell(
+        f"{outcome.method}: {cost.seconds:.1f} s, {cost.sample_gradients:,.0f} sample-gradients, {cost.rounds} rounds."
+    )
+    if erase:
+        folder.erase_what_remembers(request, kept)
+        _tell(f"{folder.path} goes on without them; what remembered them is deleted.")
+        return
+    _tell(f"The new model is {kept / 'model.safetensors'}. Look at it: expunge show {folder.path}")
+
+
+def _publish(results: Results, out: Path, *, show_table: bool) -> None:
+    """Files in the folder, and the table on the terminal."""
+    results.save(out / "results.json")
+    save_plots(results, out)
+    report = write_report(results, out / "report.html")
+    if show_table:
+        output.print(terminal_table(results))
+        output.print(f"\n[bold]{headline(results).title}[/]")
+    _tell(f"Report: {report}   Numbers: {out / 'results.json'}")
+
+
+def _report_rounds(engine: LocalEngine, options: Any, progress: Progress) -> None:
+    """Let the engine tell the progress bar of every message round."""
+    if isinstance(options, HfKcuOptions):
+        expected = options.expected_rounds
+        engine.on_round = lambda done: progress("forgetting", done, max(done, expected))
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as problem:
+        raise RequestError(f"{option} takes whole numbers separated by commas, not {text!r}.") from problem
+
+
+def _sample_indices(values: list[str]) -> dict[str, list[int]]:
+    chosen: dict[str, list[int]] = {}
+    for value in values:
+        name, found, indices = value.partition(":")
+        if not found or not indices:
+            raise RequestError(f"--samples takes CLIENT:INDEX,INDEX,..., not {value!r}.")
+        chosen.setdefault(name, []).extend(_numbers(indices, "--samples"))
+    return chosen
+
+
+def _few_threads(scenario: Scenario) -> None:
+    """On images of 8x8 pixels a second thread costs more than it brings, much more where cores are busy."""
+    if scenario.dataset == "digits":
+        torch.set_num_threads(1)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("There is no CUDA device here: use --device cpu or --device auto.")
+    return name
