@@ -39,6 +39,7 @@ from expunge.unlearning.influence import (
     contribution_factors,
     curvature_product,
     forgotten_gradient,
+    owners_gradients,
     require_reachable,
     retained_gradient,
 )
@@ -111,6 +112,10 @@ def _prepared(
         raise RequestError("The trajectory source forgets whole clients only: use the gradient source for samples.")
     elif state.memory is None:
         raise RequestError("No vectors were kept while training, so only the gradient source can be used.")
+    if options.recovery is not None:
+        _recovery_plan(state, options.recovery)
+    if options.filter == "rounds" and state.schedule is None:
+        raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
     return options, parties
 
 
@@ -126,22 +131,36 @@ def _solve_at_owners(
     engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
 ) -> tuple[Tensor, dict[str, Any]]:
     """As printed: each owner solves with its own curvature, and sends ``alpha_i scale_i v_i``; the others send zero."""
+    raws, norms, solves = _owners_solutions(engine, model, parties, damping, options)
+    factors = contribution_factors(options, parties, norms)
+    step = torch.zeros_like(model.parameters)
+    contributions = dict.fromkeys(parties.counts, 0.0)
+    for name, raw in raws.items():
+        scale = adaptive_scale(raw, model.parameters, options.beta) if options.scaling == "norm" else 1.0
+        sent = factors[name] * scale * raw
+        contributions[name] = float(torch.linalg.vector_norm(sent))
+        step += sent
+    return step, {"contributions": contributions, "solves": solves}
+
+
+def _owners_solutions(
+    engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
+) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Any]]:
+    """Each owner's v_k, the norm of its gradient, and its solver's diagnosis."""
+    if not options.influence_decay:
+        gradients = owners_gradients(engine, model, parties)
+        norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in gradients.items()}
+        return {name: gradient / damping for name, gradient in gradients.items()}, norms, {}
     tasks = {
         name: LocalSolve(model, options.iterations, damping, options.curvature, options.negative_curvature, indices)
         for name, indices in parties.owners.items()
     }
     replies = expect(engine.ask(tasks), Solved)
-    factors = contribution_factors(options, parties, {name: reply.gradient_norm for name, reply in replies.items()})
-    step = torch.zeros_like(model.parameters)
-    contributions = dict.fromkeys(parties.counts, 0.0)
-    for name, reply in replies.items():
-        raw = reply.solution.vector
-        scale = adaptive_scale(raw, model.parameters, options.beta) if options.scaling == "norm" else 1.0
-        sent = factors[name] * scale * raw
-        contributions[name] = float(torch.linalg.vector_norm(sent))
-        step += sent
-    solves = {name: _diagnosis(reply.solution) for name, reply in replies.items()}
-    return step, {"contributions": contributions, "solves": solves}
+    return (
+        {name: reply.solution.vector for name, reply in replies.items()},
+        {name: reply.gradient_norm for name, reply in replies.items()},
+        {name: _diagnosis(reply.solution) for name, reply in replies.items()},
+    )
 
 
 def _solve_on_server(

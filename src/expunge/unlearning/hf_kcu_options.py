@@ -142,3 +142,21 @@ GRADIENT = HfKcuOptions(source="gradient")
 
 TRAJECTORY = HfKcuOptions(source="trajectory")
 """The vector kept while training, filtered: needs nothing of the client that leaves."""
+
+
+def component_ablation(full: HfKcuOptions) -> dict[str, HfKcuOptions]:
+    """The rows of the component ablation: each takes one component away.
+
+    Influence decay is the wearing-down of the influence by the filter; uniform influence weighs all clients alike.
+
+    Example:
+        >>> list(component_ablation(GRADIENT))[1:3]
+        ['without causal weighting', 'without adaptive scaling']
+    """
+    return {
+        "full": full,
+        "without causal weighting": replace(full, causal_weights="none", curvature_of="everyone"),
+        "without adaptive scaling": replace(full, scaling="none"),
+        "without influence decay": replace(full, influence_decay=False),
+        "uniform influence": replace(full, causal_weights="uniform"),
+    }

@@ -60,12 +60,16 @@ def contribution_factors(
     return {name: alpha * parties.counts[name] / everyone for name, alpha in alphas.items()}
 
 
-def forgotten_gradient(engine: Engine, model: Snapshot, parties: Parties, options: HfKcuOptions) -> Influence:
-    """Line 4 of Algorithm 1: each owner's gradient on the data to forget, combined by the causal weights."""
+def owners_gradients(engine: Engine, model: Snapshot, parties: Parties) -> dict[str, Tensor]:
+    """Line 4 of Algorithm 1: each owner's mean gradient on its data to forget."""
     require_reachable(parties)
     tasks = {name: Gradient(model, only=indices) for name, indices in parties.owners.items()}
-    replies = expect(engine.ask(tasks), Sum)
-    gradients = {name: reply.total / reply.count for name, reply in replies.items()}
+    return {name: reply.total / reply.count for name, reply in expect(engine.ask(tasks), Sum).items()}
+
+
+def forgotten_gradient(engine: Engine, model: Snapshot, parties: Parties, options: HfKcuOptions) -> Influence:
+    """The owners' gradients, combined by the causal weights."""
+    gradients = owners_gradients(engine, model, parties)
     norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in gradients.items()}
     factors = contribution_factors(options, parties, norms)
     total = torch.stack([factors[name] * gradient for name, gradient in gradients.items()]).sum(dim=0)

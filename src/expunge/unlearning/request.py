@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import SupportsIndex
 
 from expunge.errors import RequestError
 from expunge.federation.tasks import Indices
@@ -27,7 +29,7 @@ class Request:
     def of(cls, clients: str | Sequence[str] = (), samples: Mapping[str, Sequence[int]] | None = None) -> Request:
         """A request from one name or several, and sample indices by client."""
         names = (clients,) if isinstance(clients, str) else tuple(dict.fromkeys(clients))
-        chosen = {name: tuple(sorted({int(i) for i in indices})) for name, indices in (samples or {}).items()}
+        chosen = {name: tuple(sorted({_index(i) for i in indices})) for name, indices in (samples or {}).items()}
         if not names and not chosen:
             raise RequestError("The request names nothing to forget: give a client or some samples.")
         for name, indices in chosen.items():
@@ -49,7 +51,9 @@ class Request:
             if name not in known:
                 raise RequestError(f"There is no client {name!r}; there are {', '.join(known)}.")
         for name, indices in self.samples.items():
-            count = counts.get(name, 0)
+            if name not in counts:
+                raise RequestError(f"Client {name!r} cannot be reached, so only the whole of it can be forgotten.")
+            count = counts[name]
             if indices[0] < 0 or indices[-1] >= count:
                 raise RequestError(f"Client {name!r} has samples 0 to {count - 1} only: check the indices.")
         emptied = [name for name, indices in self.samples.items() if len(indices) == counts[name]]
@@ -100,3 +104,13 @@ class Parties:
     def mass(self) -> float:
         """w_u: the share of all samples that is to be forgotten."""
         return sum(self.forgotten_counts.values()) / sum(self.counts.values())
+
+
+def _index(value: SupportsIndex) -> int:
+    """A whole number; not a truth value, so that a mask is not taken for the samples 0 and 1."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        raise RequestError("Samples are named by their indices, not by a mask of truth values.")
+    try:
+        return operator.index(value)
+    except TypeError as problem:
+        raise RequestError(f"Samples are named by whole numbers, not by {value!r}.") from problem

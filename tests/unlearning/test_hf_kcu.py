@@ -1,0 +1,298 @@
+"""The algorithm's parts: causal weights and isolation, scaling, sources, switches, buffers, the safety belt."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
+from expunge.errors import NumericalError, RequestError
+from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
+from expunge.federation.local import LocalEngine
+from expunge.federation.memory import Memory
+from expunge.federation.tasks import LocalSolve, Losses, Sum
+from expunge.unlearning.hf_kcu import hf_kcu
+from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions, component_ablation
+from expunge.unlearning.influence import causal_weights
+from expunge.unlearning.recovery import Recovery
+from expunge.unlearning.request import Request
+from unlearning.convex import digits_softmax, ridge, ridge_closed_form
+
+WHOLE = {"samples": None, "iterations": 100, "tolerance": 1e-12}
+
+
+class WatchedEngine(LocalEngine):
+    """Remembers who was asked what."""
+
+    def ask(self, tasks):
+        self.__dict__.setdefault("log", []).append(dict(tasks))
+        return super().ask(tasks)
+
+
+def watched(federation) -> WatchedEngine:
+    return WatchedEngine(federation.model, federation.loss, federation.datasets)
+
+
+def trained_ridge(seed=0):
+    federation = ridge(seed)
+    return federation, federation.state(ridge_closed_form(federation, {}), schedule=Schedule(0.1, 5, 20))
+
+
+def test_clients_outside_the_request_contribute_exactly_zero_as_printed():
+    federation, state = trained_ridge()
+    copies = {name: tuple(t.clone() for t in data) for name, data in federation.datasets.items()}
+    engine = watched(federation)
+    outcome = hf_kcu(engine, state, Request.of(samples={"client-1": [0, 1], "client-3": [4]}), PAPER)
+    contributions = outcome.details["steps"][0]["contributions"]
+    assert {name for name, value in contributions.items() if value == 0.0} == {"client-0", "client-2", "client-4"}
+    assert contributions["client-1"] > 0 < contributions["client-3"]
+    assert [set(round_) for round_ in engine.log] == [{"client-1", "client-3"}]
+    assert all(isinstance(task, LocalSolve) for task in engine.log[0].values())
+    for name, data in federation.datasets.items():
+        assert all(torch.equal(now, then) for now, then in zip(data, copies[name], strict=True))
+
+
+def test_the_printed_update_by_hand_with_two_owners():
+    """Algorithm 1 with dense algebra: own Hessians, gradient-norm weights, beta cap, aggregation by w_i, minus sign."""
+    federation, state = trained_ridge()
+    owned = {"client-1": [0, 1], "client-3": [4]}
+    options = dataclasses.replace(PAPER, iterations=100)
+    found = hf_kcu(federation.engine(), state, Request.of(samples=owned), options).state.model.parameters
+    theta = state.model.parameters
+    counts = {name: len(x) for name, (x, _) in federation.datasets.items()}
+    gradients, solutions = {}, {}
+    for name, rows in owned.items():
+        x, y = federation.datasets[name]
+        gradients[name] = torch.func.grad(federation.value)(theta, x[rows], y[rows])
+        hessian = torch.kron(torch.eye(3).double(), x.T @ x / len(x)) + (federation.loss.l2 + 0.01) * torch.eye(18)
+        solutions[name] = torch.linalg.solve(hessian, gradients[name])
+    expected = theta.clone()
+    for name, raw in solutions.items():
+        alpha = gradients[name].norm() / sum(g.norm() for g in gradients.values())
+        scale = min(1.0, float(0.01 * theta.norm() / raw.norm()))
+        expected -= counts[name] / sum(counts.values()) * alpha * scale * raw
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_causal_weights_of_both_kinds():
+    federation, _ = trained_ridge()
+    counts = {name: len(x) for name, (x, _) in federation.datasets.items()}
+    parties = Request.of(samples={"client-1": [0, 1, 2], "client-2": [5]}).parties(counts)
+    assert causal_weights("share", parties, {}) == dict.fromkeys(counts, 0.0) | {"client-1": 0.75, "client-2": 0.25}
+    by_norm = causal_weights("gradient-norm", parties, {"client-1": 1.0, "client-2": 3.0})
+    assert by_norm == dict.fromkeys(counts, 0.0) | {"client-1": 0.25, "client-2": 0.75}
+    assert set(causal_weights("uniform", parties, {}).values()) == {0.2}
+
+
+def test_shares_make_the_mean_gradient_over_the_forgotten_data():
+    """Data to forget that is spread unequally: only the shares give retraining, gradient norms do not."""
+    federation, state = trained_ridge(4)
+    samples = {"client-4": list(range(20)), "client-0": [0]}
+    truth = ridge_closed_form(federation, dict(samples))
+    errors = {}
+    for kind in ("share", "gradient-norm", "uniform"):
+        options = dataclasses.replace(GRADIENT, **WHOLE, damping=0.0, scaling="none", causal_weights=kind)
+        outcome = hf_kcu(federation.engine(), state, Request.of(samples=samples), options)
+        errors[kind] = float((outcome.state.model.parameters - truth).norm() / truth.norm())
+    assert errors["share"] < 1e-6
+    assert min(errors["gradient-norm"], errors["uniform"]) > 1e-3
+
+
+def test_the_curvature_must_be_that_of_the_clients_that_stay():
+    federation, state = trained_ridge()
+    truth = ridge_closed_form(federation, {"client-4": None})
+    errors = {}
+    for whose in ("retained", "everyone", "owners"):
+        options = dataclasses.replace(GRADIENT, **WHOLE, damping=0.0, scaling="none", curvature_of=whose)
+        outcome = hf_kcu(federation.engine(), state, Request.of("client-4"), options)
+        errors[whose] = float((outcome.state.model.parameters - truth).norm())
+    assert errors["retained"] < 1e-6 < errors["everyone"] < errors["owners"]
+
+
+@pytest.mark.parametrize("preset", [PAPER, GRADIENT, TRAJECTORY], ids=lambda preset: preset.label)
+def test_every_row_of_the_component_ablation_gives_another_model(preset):
+    federation, state = trained_ridge()
+    memory = Memory()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        updates = {name: 0.1 * torch.randn(18, generator=generator).double() for name in federation.datasets}
+        memory.record(updates, {name: len(x) for name, (x, _) in federation.datasets.items()})
+    state = dataclasses.replace(state, memory=memory)
+    full = dataclasses.replace(preset, samples=None, tau=0.001)
+    found = {}
+    for name, options in component_ablation(full).items():
+        outcome = hf_kcu(federation.engine(), state, Request.of("client-4"), options)
+        found[name] = outcome.state.model.parameters
+    same = {name for name in found if torch.allclose(found[name], found["full"], rtol=1e-6, atol=0)} - {"full"}
+    # The vector of a whole client needs no weights, and the gradient step on ridge is safe at its full length.
+    by_definition = {TRAJECTORY: {"uniform influence"}, GRADIENT: {"without adaptive scaling"}, PAPER: set()}
+    assert same == by_definition[preset]
+
+
+def test_damping_defaults_to_learning_rate_and_steps():
+    federation, state = trained_ridge()
+    outcome = hf_kcu(federation.engine(), state, Request.of("client-0"), GRADIENT)
+    assert outcome.details["damping"] == pytest.approx(1 / (0.1 * 5 * 20))
+    bare = dataclasses.replace(state, schedule=None)
+    with pytest.raises(RequestError, match="Give a damping"):
+        hf_kcu(federation.engine(), bare, Request.of("client-0"), GRADIENT)
+
+
+def test_a_preconditioner_changes_the_iterations_not_the_answer():
+    federation = digits_softmax(0.001)
+    state = federation.state(federation.optimum())
+    plain = dataclasses.replace(GRADIENT, **WHOLE | {"iterations": 300}, damping=1e-4, scaling="none")
+    sketched = dataclasses.replace(plain, preconditioner_rank=60)
+    one = hf_kcu(federation.engine(), state, Request.of("client-0"), plain)
+    two = hf_kcu(federation.engine(), state, Request.of("client-0"), sketched)
+    torch.testing.assert_close(one.state.model.parameters, two.state.model.parameters, rtol=1e-6, atol=1e-8)
+    solves = [outcome.details["steps"][0]["solves"]["server"]["iterations"] for outcome in (one, two)]
+    assert solves[1] < 0.7 * solves[0]
+
+
+def test_the_default_takes_the_trajectory_where_vectors_were_kept_else_the_gradient():
+    federation, state = trained_ridge()
+    memory = Memory()
+    memory.record(
+        {name: torch.ones(18).double() for name in federation.datasets}, dict.fromkeys(federation.datasets, 1)
+    )
+    kept = dataclasses.replace(state, memory=memory)
+    options = HfKcuOptions()
+    assert hf_kcu(federation.engine(), kept, Request.of("client-0"), options).details["source"] == "trajectory"
+    assert hf_kcu(federation.engine(), state, Request.of("client-0"), options).details["source"] == "gradient"
+    samples = Request.of(samples={"client-0": [1]})
+    assert hf_kcu(federation.engine(), kept, samples, options).details["source"] == "gradient"
+    with pytest.raises(RequestError, match="whole clients only"):
+        hf_kcu(federation.engine(), kept, samples, TRAJECTORY)
+    with pytest.raises(RequestError, match="No vectors were kept"):
+        hf_kcu(federation.engine(), state, Request.of("client-0"), TRAJECTORY)
+    gone = federation.engine().without(("client-0",))
+    with pytest.raises(RequestError, match="needs its data once"):
+        hf_kcu(gone, kept, Request.of("client-0"), GRADIENT)
+
+
+class LyingEngine(LocalEngine):
+    """One client's curvature replies are huge, or its losses are NaN."""
+
+    lie = "curvature"
+
+    def ask(self, tasks):
+        replies = super().ask(tasks)
+        for name, task in tasks.items():
+            reply = replies[name]
+            if name == "client-2" and isinstance(reply, Sum):
+                if isinstance(task, Losses) and self.lie == "loss":
+                    replies[name] = dataclasses.replace(reply, total=reply.total * math.nan)
+                elif not isinstance(task, Losses) and self.lie == "curvature":
+                    replies[name] = dataclasses.replace(reply, total=reply.total * math.inf)
+                elif not isinstance(task, Losses) and self.lie == "flat":
+                    replies[name] = dataclasses.replace(reply, total=reply.total * 0, count=10**9)
+        return replies
+
+
+@pytest.mark.parametrize(("lie", "error"), [("curvature", NumericalError), ("loss", None), ("flat", None)])
+def test_whatever_clients_reply_the_retained_loss_does_not_rise_beyond_tau(lie, error):
+    federation, state = trained_ridge()
+    engine = LyingEngine(federation.model, federation.loss, federation.datasets)
+    engine.lie = lie
+    options = dataclasses.replace(GRADIENT, **WHOLE, damping=1e-6, tau=0.01)
+    digest = state.model.digest
+    if error:
+        with pytest.raises(error, match="NaN or infinite"):
+            hf_kcu(engine, state, Request.of("client-0"), options)
+    else:
+        outcome = hf_kcu(engine, state, Request.of("client-0"), options)
+        assert outcome.succeeded is False
+        inputs, targets = federation.pooled({"client-0": None})
+        risen = federation.value(outcome.state.model.parameters, inputs, targets) - federation.value(
+            state.model.parameters, inputs, targets
+        )
+        assert risen <= 0.01 + 1e-9
+        if not outcome.succeeded:
+            assert outcome.state is state
+            assert "left as it was" in outcome.warnings[0]
+    assert state.model.digest == digest
+
+
+def norm_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("options", [TRAJECTORY, GRADIENT, TRAJECTORY.with_recovery()], ids=lambda o: o.label)
+def test_batch_norm_statistics_forget_too(options):
+    """The leaver's inputs are shifted far away; afterwards the statistics are those of the clients that stay."""
+    generator = torch.Generator().manual_seed(1)
+    model = norm_net()
+    datasets = {}
+    for number, shift in enumerate((50.0, 0.0, 0.0)):
+        inputs = torch.randn(64, 4, generator=generator) + shift
+        datasets[f"client-{number}"] = (inputs, (inputs.sum(dim=1) > 4 * shift).long())
+    engine = LocalEngine(model, CrossEntropy(), datasets)
+    state = train(engine, Snapshot.of(model), TrainingPlan(rounds=3, epochs=2, batch_size=16, learning_rate=0.01))
+    outcome = hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(options, samples=64, tau=10.0))
+    assert outcome.succeeded
+    with torch.no_grad():
+        retained = torch.cat([datasets[f"client-{number}"][0] for number in (1, 2)])
+        first = nn.Linear(4, 8)
+        copied = norm_net()
+        outcome.state.model.write_to(copied)
+        first.load_state_dict(copied[0].state_dict())
+        mean = first(retained).mean(dim=0)
+    assert (state.model.buffers["1.running_mean"] - mean).abs().max() > 3
+    assert (outcome.state.model.buffers["1.running_mean"] - mean).abs().max() < 0.5
+
+
+def test_a_short_step_is_reported_and_recovery_is_recorded_in_the_memory():
+    federation = digits_softmax(0.01)
+    datasets = {name: (x.float(), y) for name, (x, y) in federation.datasets.items()}
+    model = nn.Linear(17, 10, bias=False)
+    engine = LocalEngine(model, CrossEntropy(), datasets)
+    state = train(engine, Snapshot.of(model), TrainingPlan(rounds=5, epochs=1, batch_size=32, learning_rate=0.1))
+    far = Memory()
+    far.record(
+        {"client-0": torch.randn(170, generator=torch.Generator().manual_seed(0)), "client-1": torch.zeros(170)},
+        {"client-0": 1, "client-1": 1},
+    )
+    hurried = dataclasses.replace(TRAJECTORY, influence_decay=False, samples=None)
+    cut = hf_kcu(engine, dataclasses.replace(state, memory=far), Request.of("client-0"), hurried)
+    assert cut.details["steps"][0]["length"] < 0.25
+    assert "was safe for the retained clients" in cut.warnings[0]
+    options = dataclasses.replace(TRAJECTORY, samples=200).with_recovery(Recovery(learning_rate=0.05))
+    outcome = hf_kcu(engine, state, Request.of("client-0"), options)
+    recovery = outcome.details["recovery"]
+    assert recovery["retained_loss_after"] <= recovery["retained_loss_before"]
+    assert outcome.memory.rounds == state.memory.rounds + (recovery["length"] > 0)
+    assert outcome.cost.rounds == options.expected_rounds
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"iterations": 0}, "iterations must be at least 1"),
+        ({"damping": -0.1}, "damping must be a number of at least 0"),
+        ({"damping": math.nan}, "damping must be a number"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"tau": -1.0}, "tau must be"),
+        ({"source": "guess"}, "source can be auto, gradient, trajectory"),
+        ({"filter": "comb"}, "filter can be damped, rounds"),
+        ({"source": "trajectory", "steps": 2}, "one step"),
+        ({"filter": "rounds", "preconditioner_rank": 3}, "without a preconditioner"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(wrong, match):
+    with pytest.raises(RequestError, match=match) as caught:
+        HfKcuOptions(**wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_with_a_nan_is_refused_before_any_work():
+    federation, state = trained_ridge()
+    broken = ServerState(Snapshot(state.model.parameters * math.nan, {}), state.schedule)
+    engine = watched(federation)
+    with pytest.raises(Exception, match="NaN or infinite"):
+        hf_kcu(engine, broken, Request.of("client-0"), GRADIENT)
+    assert not hasattr(engine, "log")
