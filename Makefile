@@ -5,7 +5,7 @@ READY := .venv/.ready
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint benchmark clean
+.PHONY: help demo test test-fast lint docs benchmark clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,9 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## put measured numbers into the documents
+	$(BIN)/python docs/build.py
 
 benchmark: $(READY)  ## the cost of curvature products, beside curvlinops
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,peers]'

@@ -232,6 +232,9 @@ def _finish_forget(
         raise RequestError("The request failed: the safety belt held, and nothing was changed.")
     kept = folder.save(request, outcome, federation)
     cost = outcome.cost
+    if erase:
+        folder.erase_what_remembers(request, kept)
+        kept = folder.path / "trained"
     if as_json:
         print(
             json.dumps(
@@ -242,7 +245,6 @@ def _finish_forget(
         f"{outcome.method}: {cost.seconds:.1f} s, {cost.sample_gradients:,.0f} sample-gradients, {cost.rounds} rounds."
     )
     if erase:
-        folder.erase_what_remembers(request, kept)
         _tell(f"{folder.path} goes on without them; what remembered them is deleted.")
         return
     _tell(f"The new model is {kept / 'model.safetensors'}. Look at it: expunge show {folder.path}")
@@ -294,4 +296,6 @@ def _device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("There is no CUDA device here: use --device cpu or --device auto.")
+    if name not in ("cpu", "cuda"):
+        raise RequestError(f"--device can be cpu, cuda or auto, not {name!r}.")
     return name

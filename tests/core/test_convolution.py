@@ -16,7 +16,7 @@ GEOMETRIES = [
     (F.conv2d, (2, 4, 4), (3, 2, 3, 3), {"padding": 1}),
     (F.conv3d, (1, 2, 3, 3, 3), (2, 2, 2, 2, 2), {"padding": 1, "stride": (1, 2, 1)}),
 ]
-every_geometry = pytest.mark.parametrize(("function", "inputs", "weight", "options"), GEOMETRIES, ids=str)
+every_geometry = pytest.mark.parametrize(("function", "inputs", "weight", "options"), GEOMETRIES)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

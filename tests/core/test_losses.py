@@ -69,7 +69,6 @@ def test_objective_of_a_union_is_the_mean_weighted_by_samples() -> None:
         (nn.CrossEntropyLoss(), CrossEntropy(0.5)),
         (F.cross_entropy, CrossEntropy(0.5)),
     ],
-    ids=str,
 )
 def test_losses_by_name_and_from_torch(given: object, expected: Loss) -> None:
     assert as_loss(given, l2=0.5) == expected

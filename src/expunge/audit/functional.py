@@ -61,7 +61,8 @@ def kl_divergence(retrained: Tensor, unlearned: Tensor) -> float:
     """
     _same_shape(retrained, unlearned)
     p, q = retrained.double().log_softmax(dim=1), unlearned.double().log_softmax(dim=1)
-    return max(0.0, float((p.exp() * (p - q)).sum(dim=1).mean()))
+    # Rounding may leave -1e-17; a NaN must stay one, and max(0.0, nan) is 0.0: a broken model would look perfect.
+    return float((p.exp() * (p - q)).sum(dim=1).mean().clamp(min=0.0))
 
 
 def logit_mse(retrained: Tensor, unlearned: Tensor) -> float:

@@ -48,6 +48,10 @@ class Scenario:
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise RequestError(f"A seed is a whole number of at least 0, not {self.seed}.")
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return dataclasses.asdict(self)

@@ -55,8 +55,9 @@ class _Convolution(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         if ctx.geometry.at_fixed_point:
             inputs, weight = inputs.detach(), weight.detach()
-        by_inputs, by_weight = _Transposed.apply(*gradients, inputs, weight, ctx.geometry, ctx.needs_input_grad[:2])
-        return by_inputs, by_weight, None
+        wanted = ctx.needs_input_grad[:2]
+        parts = _Transposed.apply(*gradients, inputs, weight, ctx.geometry, wanted)  # type: ignore[no-untyped-call]
+        return *parts, None
 
 
 class _Transposed(torch.autograd.Function):

@@ -6,8 +6,9 @@ For a mean loss ``F(theta) = 1/n sum_j l(z_j(theta), y_j) + l2/2 ||theta||^2``
     GGN      G v = 1/n sum_j J_j' B_j J_j v + l2 v            (J_j: outputs by parameters, B_j: loss by outputs)
 
 G is positive semi-definite, H is not. The data is cut into chunks; each chunk's differentiated graph is
-built once and kept, as long as the byte budget lasts, and rebuilt at each product beyond it. That, and no
-cleverness, is what makes ten products cost about fourteen gradients.
+built once and kept, as long as the byte budget lasts, and rebuilt at each product beyond it. That, and
+convolutions that compute no term nobody asked for, is what makes a GGN product cost about one gradient
+(`benchmarks/curvature.py` measures it).
 
 Where it fails: models with batch norm or dropout in training mode have no well-defined per-sample loss and
 are refused; piecewise linear networks have H = G + a term that a kink makes useless.

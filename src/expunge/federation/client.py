@@ -86,13 +86,18 @@ class Client:
         with torch.random.fork_rng(devices=_devices(task.model.parameters)):
             torch.manual_seed(task.seed)
             for _ in range(task.epochs):
-                for batch in torch.split(available[torch.randperm(len(available))], task.batch_size):
+                for batch in self._batches(available[torch.randperm(len(available))], task.batch_size):
                     inputs, targets = self.data.take(batch)
                     optimiser.zero_grad(set_to_none=True)
                     self._loss.per_sample(self._model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
                     optimiser.step()
                     steps += 1
-        after = Snapshot.of(self._model)
+        try:
+            after = Snapshot.of(self._model)
+        except ModelError as problem:
+            raise NumericalError(
+                f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."
+            ) from problem
         update = self._boost * (after.parameters - task.model.parameters)
         return Trained(update, after.buffers, len(available), steps, float(len(available) * task.epochs))
 
@@ -141,18 +146,29 @@ class Client:
     def _(self, task: NormStatistics) -> Buffers:
         available = self.data.available(task.exclude)
         task.model.write_to(self._model)
-        self._model.train()
-        norms = [m for m in self._model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._model.eval()  # dropout off: what is estimated is what evaluation will see, and nothing is random
+        norms = self._norms()
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
+            norm.train()
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over all batches
         with torch.no_grad():
-            for batch in torch.split(available, task.batch_size):
+            for batch in self._batches(available, task.batch_size):
                 self._model(self.data.take(batch)[0])
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         return Buffers(Snapshot.of(self._model).buffers, len(available), FORWARD_COST * len(available))
+
+    def _norms(self) -> list[nn.modules.batchnorm._BatchNorm]:
+        return [module for module in self._model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+    def _batches(self, order: Tensor, size: int) -> list[Tensor]:
+        """Batches in this order; under batch norm, a last sample on its own joins the batch before."""
+        batches = list(torch.split(order, size))
+        if len(batches) > 1 and len(batches[-1]) == 1 and self._norms():
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return batches
 
     def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
         """Gradient of the mean loss, L2 included, over the chosen samples."""
@@ -191,9 +207,9 @@ class Client:
     def _curvature_at(self, task: CurvatureProduct) -> Curvature:
         """The curvature operator, built once and reused as long as model, samples and kind stay the same."""
         key = (task.model.digest, task.kind, task.draw, task.exclude)
+        self._model.eval()  # also for a kept operator: chunks beyond its budget are rebuilt from the model
         if self._curvature is None or self._curvature[0] != key:
             self._curvature = None  # free the old graphs before building new ones
-            self._model.eval()
             inputs, targets = self.data.take(self._drawn(task.draw, task.exclude))
             curvature = Curvature(self._model, task.model, inputs, targets, self._loss, kind=task.kind)
             self._curvature = (key, curvature)

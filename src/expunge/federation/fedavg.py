@@ -186,7 +186,7 @@ def derived_seed(*parts: object) -> int:
 def _sample_clients(names: tuple[str, ...], plan: TrainingPlan, number: int) -> tuple[str, ...]:
     if plan.participation == 1:
         return names
-    size = max(1, math.ceil(plan.participation * len(names)))
+    size = max(1, math.ceil(plan.participation * len(names) - 1e-9))  # 0.07 * 100 is 7.000000000000001
     generator = np.random.default_rng(derived_seed(plan.seed, number, "sampling"))
     chosen = set(generator.choice(len(names), size=size, replace=False).tolist())
     return tuple(name for index, name in enumerate(names) if index in chosen)

@@ -33,7 +33,7 @@ class LocalData:
     """
 
     def __init__(self, source: tuple[Tensor, Tensor] | MapStyleDataset, name: str) -> None:
-        self._name = name
+        self.name = name
         self._tensors: tuple[Tensor, Tensor] | None = None
         if isinstance(source, tuple) and len(source) == 2 and all(isinstance(part, Tensor) for part in source):
             if len(source[0]) != len(source[1]):
@@ -73,16 +73,16 @@ class LocalData:
         """The indices as a tensor, refused where one is not this client's."""
         chosen = torch.as_tensor(tuple(indices), dtype=torch.int64)
         if len(chosen) and (int(chosen.min()) < 0 or int(chosen.max()) >= len(self)):
-            raise RequestError(f"Client {self._name!r} has samples 0 to {len(self) - 1} only: check the indices.")
+            raise RequestError(f"Client {self.name!r} has samples 0 to {len(self) - 1} only: check the indices.")
         return chosen
 
     def _pair(self, index: int) -> Any:
         assert not isinstance(self._source, tuple)
         pair = self._source[index]
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(f"The dataset of client {self._name!r} must give (input, target) pairs.")
+            raise DataError(f"The dataset of client {self.name!r} must give (input, target) pairs.")
         return pair
 
     def _require_finite(self, *tensors: Tensor) -> None:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-            raise DataError(f"The data of client {self._name!r} has a NaN or infinite value: clean it first.")
+            raise DataError(f"The data of client {self.name!r} has a NaN or infinite value: clean it first.")

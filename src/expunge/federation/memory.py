@@ -12,6 +12,7 @@ It assumes plain averaging on the server (FedAvg), and it does not exist under s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from expunge.core.vectors import Layout
 from expunge.errors import DataError, RequestError
 
 Update = Tensor | Mapping[str, Tensor]
+
+_ROUNDING = 1e-9  # shares that add up to one add up to a little less in floating point
 
 
 class Memory:
@@ -70,8 +73,11 @@ class Memory:
         """
         vectors = {name: self._flat(update) for name, update in updates.items()}
         total = float(sum(weights.get(name, 0.0) for name in vectors))
-        if set(updates) != set(weights) or total <= 0 or any(weight < 0 for weight in weights.values()):
+        sound = 0 < total < math.inf and all(weight >= 0 for weight in weights.values())
+        if set(updates) != set(weights) or not sound:
             raise RequestError("Each update needs a weight of at least 0, not all zero, under the same client's name.")
+        if len({vector.numel() for vector in [*vectors.values(), *self._vectors.values()]}) > 1:
+            raise RequestError("The updates differ in length: are they all of the same model?")
         for name, vector in vectors.items():
             if not bool(torch.isfinite(vector).all()):
                 raise DataError(f"The update of client {name!r} has a NaN or infinite value: it is not recorded.")
@@ -101,8 +107,10 @@ class Memory:
         if missing:
             known = ", ".join(self._vectors) or "none"
             raise RequestError(f"No vector of client {missing[0]!r} was kept while training; there are: {known}.")
+        if not names:
+            raise RequestError("Name at least one client whose influence is wanted.")
         mass = self.mass(names)
-        if mass >= 1:
+        if mass > 1 - _ROUNDING:
             raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
         return torch.stack([self._vectors[name] for name in names]).sum(dim=0) / (1 - mass)
 
@@ -125,8 +133,8 @@ class Memory:
         for name, vector in self._vectors.items():
             if name == gone:
                 continue
-            if leaving is not None:
-                own, theirs = self._share(name, beside=gone), self._share(gone, beside=name)
+            own, theirs = self._share(name, beside=gone), self._share(gone, beside=name)
+            if leaving is not None and own > 0:  # else they never met, and the leaver may have been alone (mass 1)
                 vector = (vector + own / (1 - self.mass([gone])) * leaving) / (1 - theirs)
             other._vectors[name] = vector
         for shares in self._rounds:

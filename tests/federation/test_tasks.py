@@ -1,0 +1,380 @@
+"""Every task against dense float64 algebra: sums, draws, exclusion, caches, and that nothing of a client changes."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import case
+from federation.small import Pairs, digest, digest_of, linear, mlp, norm_net, samples, seeded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad, hessian
+
+import expunge.federation.client
+from expunge.core.curvature import Curvature
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import DataError, ModelError, NumericalError, RequestError
+from expunge.federation.client import CHUNK, Client
+from expunge.federation.local_data import LocalData
+from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, LocalSolve, Losses, NormStatistics, Train
+
+L2 = 0.2
+COUNT = 9
+
+
+def client_of(model, data=None, loss=None, **options):
+    return Client(LocalData(data or samples(COUNT), "ada"), model, loss or CrossEntropy(L2), **options)
+
+
+def objective(model, data, chosen=None):
+    """The mean loss of some samples as a function of the flat parameters: torch only."""
+    inputs, labels = data if chosen is None else (data[0][chosen], data[1][chosen])
+    layout = [(name, parameter.shape) for name, parameter in model.named_parameters()]
+
+    def value(theta):
+        parts = torch.split(theta, [shape.numel() for _, shape in layout])
+        tensors = {name: part.view(shape) for (name, shape), part in zip(layout, parts, strict=True)}
+        outputs = functional_call(model, tensors, (inputs,))
+        return F.cross_entropy(outputs, labels) + 0.5 * L2 * theta.square().sum()
+
+    return value
+
+
+def direction(size, seed=5):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class TestGradient:
+    def test_is_count_times_the_mean(self):
+        model, data = mlp(), samples(COUNT)
+        at = Snapshot.of(mlp(seed=1))  # another point than the client's own module
+        reply = client_of(model, data).perform(Gradient(at))
+        torch.testing.assert_close(reply.total, COUNT * grad(objective(model, data))(at.parameters))
+        assert (reply.count, reply.sample_gradients) == (COUNT, COUNT)
+
+    @pytest.mark.parametrize(
+        ("task", "chosen"),
+        [({"only": (4, 1)}, [1, 4]), ({"exclude": (0, 8)}, list(range(1, 8))), ({"only": (3,)}, [3])],
+    )
+    def test_over_some_samples(self, task, chosen):
+        model, data = mlp(), samples(COUNT)
+        at = Snapshot.of(model)
+        reply = client_of(model, data).perform(Gradient(at, **task))
+        expected = grad(objective(model, data, torch.tensor(chosen)))(at.parameters)
+        torch.testing.assert_close(reply.total, len(chosen) * expected)
+        assert (reply.count, reply.sample_gradients) == (len(chosen), len(chosen))
+
+    def test_over_several_chunks_of_unequal_size(self):
+        data = samples(CHUNK + 3)
+        model = linear()
+        reply = client_of(model, data).perform(Gradient(Snapshot.of(model)))
+        torch.testing.assert_close(
+            reply.total, (CHUNK + 3) * grad(objective(model, data))(Snapshot.of(model).parameters)
+        )
+
+    def test_is_taken_in_evaluation_mode_with_the_snapshots_buffers(self):
+        model = norm_net()
+        at = Snapshot.of(model)
+        at = Snapshot(at.parameters, {**at.buffers, "1.running_mean": torch.full((4,), 0.7, dtype=torch.float64)})
+        client = client_of(model)
+        client.perform(Train(at, 1, 4, 0.1, 0))  # leaves the scratch module in training mode
+        evaluated = norm_net().eval()
+        evaluated[1].running_mean.fill_(0.7)
+        expected = grad(objective(evaluated, samples(COUNT)))(at.parameters)
+        torch.testing.assert_close(client.perform(Gradient(at)).total, COUNT * expected)
+
+    def test_overflow_is_a_numerical_error(self):
+        model = linear()
+        at = Snapshot(torch.full((12,), 1e308, dtype=torch.float64), {})
+        with pytest.raises(NumericalError, match="NaN or infinite"):
+            client_of(model).perform(Gradient(at))
+
+
+class TestCurvatureProduct:
+    @pytest.mark.parametrize("kind", ["ggn", "hessian"])
+    @pytest.mark.parametrize("name", ["mlp", "linear-squared", "mlp-frozen"])
+    def test_is_count_times_the_mean_for_every_row(self, name, kind):
+        problem = case(name)
+        client = client_of(problem.model, (problem.inputs, problem.targets), problem.loss)
+        rows = problem.vectors(3)
+        reply = client.perform(CurvatureProduct(problem.snapshot, rows, kind))
+        torch.testing.assert_close(reply.total, problem.count * rows @ problem.dense(kind))
+        assert reply.count == problem.count
+        assert reply.sample_gradients == 2 * problem.count * 3
+
+    def test_a_draw_stands_for_all_the_samples(self):
+        """The total is scaled to the client's whole count; only the drawn samples are paid for."""
+        model, data = mlp(), samples(COUNT)
+        at = Snapshot.of(model)
+        rows = direction(31)[None]
+        chosen = torch.randperm(COUNT, generator=torch.Generator().manual_seed(3))[:4]
+        reply = client_of(model, data).perform(CurvatureProduct(at, rows, "hessian", Draw(4, seed=3)))
+        dense = hessian(objective(model, data, chosen))(at.parameters)
+        torch.testing.assert_close(reply.total, COUNT * rows @ dense)
+        assert (reply.count, reply.sample_gradients) == (COUNT, 8)
+
+    def test_excluded_samples_are_not_drawn(self):
+        model, data = linear(), samples(COUNT)
+        at = Snapshot.of(model)
+        rows = direction(12)[None]
+        task = CurvatureProduct(at, rows, "ggn", Draw(100, seed=0), exclude=(0, 1, 2))
+        reply = client_of(model, data).perform(task)
+        dense = hessian(objective(model, data, torch.arange(3, COUNT)))(at.parameters)
+        torch.testing.assert_close(reply.total, 6 * rows @ dense)
+        assert reply.count == 6
+
+    def test_the_operator_is_rebuilt_when_anything_changes(self):
+        """First one model, then another, then the first again; then another kind, draw, exclusion, buffer."""
+        model, data = mlp(), samples(COUNT)
+        client = client_of(model, data)
+        first, second = Snapshot.of(mlp(seed=1)), Snapshot.of(mlp(seed=2))
+        rows = direction(31)[None]
+        dense = {at: hessian(objective(model, data))(at.parameters) for at in (first, second)}
+        for at in (first, second, first, first):
+            reply = client.perform(CurvatureProduct(at, rows, "hessian"))
+            torch.testing.assert_close(reply.total, COUNT * rows @ dense[at])
+        fresh = {}
+        tasks = [
+            CurvatureProduct(first, rows, "ggn"),
+            CurvatureProduct(first, rows, "ggn", Draw(3, 0)),
+            CurvatureProduct(first, rows, "ggn", Draw(3, 1)),
+            CurvatureProduct(first, rows, "ggn", Draw(3, 1, from_back=True)),
+            CurvatureProduct(first, rows, "ggn", Draw(3, 1), exclude=(0, 4)),
+            CurvatureProduct(first, 2 * rows, "ggn", Draw(3, 1), exclude=(0, 4)),
+        ]
+        for number, task in enumerate(tasks):
+            fresh[number] = client_of(model, data).perform(task).total
+            assert torch.equal(client.perform(task).total, fresh[number])
+        assert len({digest(total) for total in fresh.values()}) == len(tasks)
+
+    def test_a_change_of_buffers_alone_is_a_change_of_model(self):
+        model = norm_net()
+        at = Snapshot.of(model)
+        moved = Snapshot(at.parameters, {**at.buffers, "1.running_var": 2 * at.buffers["1.running_var"]})
+        client = client_of(model)
+        rows = direction(Layout.of(model).size)[None]
+        first = client.perform(CurvatureProduct(at, rows, "ggn")).total
+        second = client.perform(CurvatureProduct(moved, rows, "ggn")).total
+        assert not torch.allclose(first, second)
+        assert torch.equal(second, client_of(model).perform(CurvatureProduct(moved, rows, "ggn")).total)
+
+    def test_training_between_two_products_changes_nothing(self, monkeypatch):
+        """Also where the graphs are beyond the budget and are rebuilt from a module that was just training."""
+        lean = functools.partial(Curvature, budget_bytes=0)
+        monkeypatch.setattr(expunge.federation.client, "Curvature", lean)
+        model = norm_net()
+        at = Snapshot.of(model)
+        client = client_of(model)
+        task = CurvatureProduct(at, direction(Layout.of(model).size)[None], "ggn")
+        first = client.perform(task).total
+        client.perform(Train(at, 2, 4, 0.5, 0))
+        torch.testing.assert_close(client.perform(task).total, first)
+
+
+class TestLosses:
+    def test_line_of_losses(self):
+        model, data = mlp(), samples(COUNT)
+        at, way = Snapshot.of(model), direction(31)
+        lengths = (0.0, 0.5, 2.0)
+        reply = client_of(model, data).perform(Losses(at, way, lengths, exclude=(2,)))
+        kept = torch.tensor([i for i in range(COUNT) if i != 2])
+        value = objective(model, data, kept)
+        expected = torch.stack([8 * value(at.parameters - length * way) for length in lengths])
+        torch.testing.assert_close(reply.total, expected)
+        assert reply.count == 8
+        assert reply.sample_gradients == pytest.approx(8 * 3 / 3)
+
+    def test_on_a_draw(self):
+        model, data = linear(), samples(COUNT)
+        at, way = Snapshot.of(model), direction(12)
+        reply = client_of(model, data).perform(Losses(at, way, (1.0,), Draw(2, 4, from_back=True)))
+        chosen = torch.randperm(COUNT, generator=torch.Generator().manual_seed(4))[-2:]
+        expected = COUNT * objective(model, data, chosen)(at.parameters - way)
+        torch.testing.assert_close(reply.total, expected[None])
+        assert reply.sample_gradients == pytest.approx(2 / 3)
+
+
+class TestLocalSolve:
+    @pytest.mark.parametrize("only", [None, (1, 5)])
+    def test_own_curvature_gradient_of_the_forgotten(self, only):
+        model, data = linear(), samples(COUNT)
+        at = Snapshot.of(model)
+        reply = client_of(model, data).perform(LocalSolve(at, 40, 0.3, "ggn", "stop", only))
+        chosen = torch.arange(COUNT) if only is None else torch.tensor(only)
+        gradient = grad(objective(model, data, chosen))(at.parameters)
+        matrix = hessian(objective(model, data))(at.parameters) + 0.3 * torch.eye(12, dtype=torch.float64)
+        torch.testing.assert_close(reply.solution.vector, torch.linalg.solve(matrix, gradient), rtol=1e-8, atol=1e-10)
+        assert reply.gradient_norm == pytest.approx(float(gradient.norm()))
+        assert reply.sample_gradients == len(chosen) + 2 * COUNT * reply.solution.products
+
+
+class TestDraws:
+    @given(count=st.integers(1, 40), front=st.integers(1, 40), back=st.integers(1, 40), seed=st.integers(0, 9))
+    def test_front_and_back_are_disjoint_where_there_are_enough(self, count, front, back, seed):
+        client = client_of(linear(), samples(count))
+        one = client._drawn(Draw(front, seed), ())
+        other = client._drawn(Draw(back, seed, from_back=True), ())
+        assert len(set(one.tolist())) == min(front, count)
+        assert len(set(other.tolist())) == min(back, count)
+        shared = set(one.tolist()) & set(other.tolist())
+        assert len(shared) == max(0, min(front, count) + min(back, count) - count)
+
+    @given(excluded=st.sets(st.integers(0, 19), max_size=19), size=st.integers(1, 25), seed=st.integers(0, 9))
+    def test_seeded_and_never_an_excluded_sample(self, excluded, size, seed):
+        client = client_of(linear(), samples(20))
+        drawn = client._drawn(Draw(size, seed), tuple(excluded))
+        assert torch.equal(drawn, client._drawn(Draw(size, seed), tuple(excluded)))
+        assert len(drawn) == min(size, 20 - len(excluded))
+        assert not set(drawn.tolist()) & excluded
+
+    def test_another_seed_is_another_draw(self):
+        client = client_of(linear(), samples(40))
+        assert len({tuple(client._drawn(Draw(5, seed), ()).tolist()) for seed in range(10)}) == 10
+
+
+class TestNormStatistics:
+    def test_one_batch_gives_the_statistics_of_the_data(self):
+        data = samples(COUNT)
+        model = seeded(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)))
+        reply = client_of(model, data).perform(NormStatistics(Snapshot.of(model), batch_size=64, exclude=(0, 3)))
+        kept = data[0][[1, 2, 4, 5, 6, 7, 8]]
+        torch.testing.assert_close(reply.buffers["0.running_mean"], kept.mean(dim=0))
+        torch.testing.assert_close(reply.buffers["0.running_var"], kept.var(dim=0, unbiased=True))
+        assert reply.buffers["0.num_batches_tracked"] == 1
+        assert (reply.count, reply.sample_gradients) == (7, pytest.approx(7 / 3))
+
+    def test_equal_batches_give_the_mean_over_batches(self):
+        data = samples(8)
+        model = seeded(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)))
+        reply = client_of(model, data).perform(NormStatistics(Snapshot.of(model), batch_size=4))
+        torch.testing.assert_close(reply.buffers["0.running_mean"], data[0].mean(dim=0))
+        variances = torch.stack([part.var(dim=0) for part in torch.split(data[0], 4)])
+        torch.testing.assert_close(reply.buffers["0.running_var"], variances.mean(dim=0))
+
+    def test_dropout_is_off_and_chance_untouched(self):
+        """Behind a dropout layer: random statistics would make forgetting irreproducible."""
+        model = seeded(nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Linear(3, 3)))
+        data = samples(COUNT)
+        state = torch.get_rng_state()
+        client = client_of(model, data)
+        reply = client.perform(NormStatistics(Snapshot.of(model), batch_size=64))
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.testing.assert_close(reply.buffers["1.running_mean"], data[0].mean(dim=0))
+
+    def test_a_last_batch_of_one_is_no_crash(self):
+        model = norm_net()
+        reply = client_of(model, samples(5)).perform(NormStatistics(Snapshot.of(model), batch_size=4))
+        assert torch.isfinite(reply.buffers["1.running_var"]).all()
+
+    def test_momentum_is_put_back(self):
+        model = norm_net()
+        client = client_of(model)
+        before = client.perform(Train(Snapshot.of(model), 1, 4, 0.1, 0)).buffers
+        client.perform(NormStatistics(Snapshot.of(model), batch_size=4))
+        after = client.perform(Train(Snapshot.of(model), 1, 4, 0.1, 0)).buffers
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def all_tasks(at):
+    size = len(at.parameters)
+    return [
+        Train(at, 2, 4, 0.1, 0, exclude=(1,)),
+        Gradient(at, only=(0, 2)),
+        Gradient(at, exclude=(3,)),
+        CurvatureProduct(at, direction(size)[None], "ggn", Draw(5, 0), exclude=(1,)),
+        CurvatureProduct(at, direction(size)[None], "hessian"),
+        LocalSolve(at, 3, 0.5, "hessian", "ignore", (0, 1)),
+        Losses(at, direction(size), (0.0, 1.0), Draw(4, 0, from_back=True)),
+        NormStatistics(at, 4),
+    ]
+
+
+def tensors_of(reply):
+    found = [value for value in vars(reply).values() if isinstance(value, torch.Tensor)]
+    if hasattr(reply, "buffers"):
+        found += reply.buffers.values()
+    if hasattr(reply, "solution"):
+        found.append(reply.solution.vector)
+    return found
+
+
+@pytest.mark.parametrize("number", range(8))
+class TestEveryTask:
+    def test_a_dataset_of_ones_own_gives_the_same_reply(self, number):
+        model = norm_net()
+        task = all_tasks(Snapshot.of(model))[number]
+        from_tensors = client_of(model).perform(task)
+        from_pairs = client_of(model, Pairs(samples(COUNT))).perform(task)
+        assert digest(*tensors_of(from_tensors)) == digest(*tensors_of(from_pairs))
+        assert len(tensors_of(from_tensors)) > 0
+        assert from_tensors.sample_gradients == from_pairs.sample_gradients
+
+    def test_nothing_of_the_client_changes(self, number):
+        model, data = norm_net(), samples(COUNT)
+        at = Snapshot.of(model)
+        before = (digest_of(model), digest(*data), digest(at.parameters, *at.buffers.values()))
+        client = client_of(model, data)
+        state = torch.get_rng_state()
+        task = all_tasks(at)[number]
+        first = client.perform(task)
+        for other in all_tasks(at):
+            client.perform(other)
+        again = client.perform(task)
+        assert (digest_of(model), digest(*data), digest(at.parameters, *at.buffers.values())) == before
+        assert torch.equal(torch.get_rng_state(), state)
+        assert digest(*tensors_of(first)) == digest(*tensors_of(again))
+
+    def test_a_model_of_another_size_is_refused(self, number):
+        at = Snapshot(torch.zeros(7, dtype=torch.float64), {})
+        with pytest.raises(ModelError, match="7 parameters where this client's has"):
+            client_of(norm_net()).perform(all_tasks(at)[number])
+
+
+class TestLocalData:
+    @pytest.mark.parametrize("bad", [(9,), (-1,), (0, 100)])
+    def test_foreign_indices_are_refused(self, bad):
+        client = client_of(linear())
+        at = Snapshot.of(linear())
+        for task in (Gradient(at, only=bad), Gradient(at, exclude=bad), Train(at, 1, 4, 0.1, 0, exclude=bad)):
+            with pytest.raises(RequestError, match="'ada' has samples 0 to 8 only"):
+                client.perform(task)
+
+    def test_unusable_data_is_refused(self):
+        inputs, labels = samples(4)
+        broken = inputs.clone()
+        broken[2, 1] = float("nan")
+        for data, said in (
+            ((inputs, labels[:3]), "4 inputs but 3 targets"),
+            ((inputs[:0], labels[:0]), "no samples"),
+            ((broken, labels), "NaN or infinite"),
+            ((inputs, labels, labels), "pair of tensors"),
+            ("data", "pair of tensors"),
+            (3, "pair of tensors"),
+            ([], "no samples"),
+        ):
+            with pytest.raises(DataError, match=said):
+                LocalData(data, "ada")
+
+    def test_a_dataset_is_checked_as_it_is_read(self):
+        inputs, labels = samples(4)
+        inputs[2, 1] = float("nan")
+        at = Snapshot.of(linear())
+        client = client_of(linear(), Pairs((inputs, labels)))
+        with pytest.raises(DataError, match="client 'ada' has a NaN"):
+            client.perform(Gradient(at))
+        assert client.perform(Gradient(at, exclude=(2,))).count == 3
+        with pytest.raises(DataError, match="pairs"):
+            client_of(linear(), [torch.zeros(3)]).perform(Gradient(at))
+
+
+@given(size=st.integers(1, 300))
+@settings(max_examples=10, deadline=None)
+def test_the_mean_does_not_depend_on_the_chunks(size):
+    data = samples(size)
+    model = linear()
+    at = Snapshot.of(model)
+    reply = client_of(model, data).perform(Losses(at, torch.zeros(12, dtype=torch.float64), (0.0,)))
+    torch.testing.assert_close(reply.total[0] / size, objective(model, data)(at.parameters).detach())
