@@ -187,6 +187,9 @@ def forget_command(
     chosen = method(use)
     given = {"iterations": iterations, "damping": damping, "samples": curvature_samples, "tau": tau}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    known = vars(chosen.options)
+    if unknown := [name for name in changed if name not in known]:
+        raise RequestError(f"The method {use!r} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}.")
     engine, state = folder.engine(federation), folder.trained(federation)
     with progress_bars(messages) as progress:
         if chosen.name == "retrain":
@@ -194,7 +197,7 @@ def forget_command(
             plan = dataclasses.replace(folder.scenario.plan, seed=fresh)
             options: Any = RetrainOptions(federation.initial(fresh), plan, progress=progress)
         else:
-            options = dataclasses.replace(chosen.options, **changed, seed=seed)
+            options = dataclasses.replace(chosen.options, **changed, **({"seed": seed} if "seed" in known else {}))
             _report_rounds(engine, options, progress)
         outcome = dataclasses.replace(chosen.function(engine, state, request, options), method=chosen.name)
     _finish_forget(folder, request, outcome, federation, erase, as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any
@@ -75,6 +74,6 @@ def forget(
     if learning_rate is not None and local_steps is not None and rounds:
         schedule = Schedule(learning_rate, local_steps, rounds, batch_size)
     state = ServerState(Snapshot.of(model), schedule, memory)
-    engine = LocalEngine(copy.deepcopy(model), as_loss(loss, l2), clients)
+    engine = LocalEngine(model, as_loss(loss, l2), clients)
     outcome = chosen.function(engine, state, Request.of(leaving, samples), settings)
     return replace(outcome, method=use)

@@ -21,6 +21,9 @@ def progress_bars(console: Console | None = None) -> Iterator[Callback]:
         ...     progress("training", 1, 2)
     """
     console = console or Console(stderr=True)
+    if not console.is_terminal:  # nobody watches; rich would leave an empty line in the log
+        yield lambda *_: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
     known: dict[str, TaskID] = {}
     bars = Progress(*columns, console=console, transient=True)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expunge.audit.backdoor import asr_reduction, attack_success_rate
@@ -34,6 +34,7 @@ def test_an_innocent_accurate_model_is_not_at_a_tenth():
     assert attack_success_rate(always(noisy), LABELS, TARGET) < 0.02
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30), st.integers(0, 3))
 def test_the_definition_counted_one_by_one(pairs, target):
     answers, labels = (torch.tensor(column) for column in zip(*pairs, strict=True))

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from federation.small import linear, mlp, norm_net
 from safetensors.torch import load_file, save_file
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ModelError
 from expunge.federation.checkpoint import load_snapshot, save_snapshot
+from federation.small import linear, mlp, norm_net
 
 
 @pytest.mark.parametrize("build", [linear, mlp, norm_net])

@@ -1,8 +1,7 @@
-"""What is counted: a forward pass 1/3, a gradient 1, a product 2; each model once per client while it stays the same."""
+"""What is counted: forward pass 1/3, gradient 1, product 2; a model once per client while it stays the same."""
 
 import pytest
 import torch
-from federation.small import clients, linear, norm_net
 from torch import nn
 
 from expunge.core.losses import CrossEntropy
@@ -22,6 +21,7 @@ from expunge.federation.tasks import (
     Trained,
     payload_bytes,
 )
+from federation.small import clients, linear, norm_net
 
 MODEL = 12 * 8  # a 3x3 linear layer with bias in float64
 

@@ -1,7 +1,8 @@
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
-from federation.small import clients, digest_of, linear, mlp, norm_net, samples, seeded, theta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -20,6 +21,7 @@ from expunge.federation.fedavg import (
 )
 from expunge.federation.local import LocalEngine
 from expunge.federation.tasks import Reply, Task, Train, Trained
+from federation.small import clients, digest_of, linear, mlp, norm_net, samples, seeded, theta
 
 FULL = TrainingPlan(rounds=1, epochs=1, batch_size=1000, learning_rate=0.1)
 
@@ -58,7 +60,7 @@ class TestOneRoundByHand:
     Weights 1/6, 2/6, 3/6: mean update (0.2/6 - 0.4/6, 0.2/6 + 0.2/6 + 0.3/6) = (-1/30, 7/60).
     """
 
-    DATA = {
+    DATA: ClassVar = {
         "ada": line_data((1, 3)),
         "bob": line_data((2, 0), (0, 4)),
         "cyd": line_data((1, 1), (2, 2), (0, 3)),
@@ -85,9 +87,7 @@ class TestOneRoundByHand:
 
     def test_l2_is_part_of_training(self):
         model = scalar_line(1.0, 0.5)
-        state = train(
-            LocalEngine(model, SquaredError(l2=0.3), {"ada": line_data((0, 0.5))}), Snapshot.of(model), FULL
-        )
+        state = train(LocalEngine(model, SquaredError(l2=0.3), {"ada": line_data((0, 0.5))}), Snapshot.of(model), FULL)
         # The data's gradient is zero: only 0.1 * 0.3 * theta is taken off.
         torch.testing.assert_close(state.model.parameters, torch.tensor([0.97, 0.485], dtype=torch.float64))
 
@@ -145,6 +145,7 @@ def test_excluding_equals_never_having_had_the_samples(left_out):
 class TestSampling:
     NAMES = tuple(f"client-{number}" for number in range(12))
 
+    @settings(deadline=None)
     @given(count=st.integers(1, 200), percent=st.integers(1, 99), seed=st.integers(0, 5), number=st.integers(0, 3))
     def test_size_order_and_no_repeats(self, count, percent, seed, number):
         names = tuple(f"c{i}" for i in range(count))

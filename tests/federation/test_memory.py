@@ -3,7 +3,6 @@ from itertools import permutations
 
 import pytest
 import torch
-from federation.small import clients, linear, norm_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -14,6 +13,7 @@ from expunge.errors import DataError, RequestError
 from expunge.federation.fedavg import TrainingPlan, train
 from expunge.federation.local import LocalEngine
 from expunge.federation.memory import Memory
+from federation.small import clients, linear, norm_net
 
 SIZE = 3
 
@@ -78,15 +78,17 @@ class TestWhatIsKept:
         assert memory.clients == ("a", "b", "c")
         assert memory.rounds == 2
 
+    @settings(deadline=None)
     @given(partial_federations())
     def test_the_formula_and_nothing_in_a_missed_round(self, federation):
-        names, weights, rounds = federation
+        _, weights, rounds = federation
         memory = recorded(rounds, weights)
         for name in memory.clients:
             if memory.mass([name]) < 1 - 1e-6:
                 torch.testing.assert_close(vector(memory, name), by_formula(rounds, weights, name))
         assert set(memory.clients) == {name for updates in rounds for name in updates}
 
+    @settings(deadline=None)
     @given(partial_federations())
     def test_all_vectors_add_up_to_zero(self, federation):
         _, weights, rounds = federation
@@ -103,6 +105,7 @@ class TestWhatIsKept:
         assert torch.equal(memory._vectors["a"], before)
         assert memory.mass(["a"]) == pytest.approx(1 / 6)
 
+    @settings(deadline=None)
     @given(federations())
     def test_weights_are_in_any_unit(self, federation):
         _, weights, rounds = federation
@@ -156,6 +159,7 @@ class TestWithout:
             for name in together.clients:
                 torch.testing.assert_close(one_by_one._vectors[name], together._vectors[name], rtol=1e-7, atol=1e-9)
 
+    @settings(deadline=None)
     @given(federations(least=3))
     def test_influences_of_one_after_another_add_up(self, federation):
         names, weights, rounds = federation
@@ -164,6 +168,7 @@ class TestWithout:
         one_by_one = memory.influence([first]) + memory.without([first]).influence([second])
         torch.testing.assert_close(one_by_one, memory.influence([first, second]), rtol=1e-7, atol=1e-8)
 
+    @settings(deadline=None)
     @given(partial_federations(), st.data())
     def test_under_partial_participation_it_stays_finite_and_leaves_strangers_alone(self, federation, data):
         _, weights, rounds = federation
@@ -206,6 +211,7 @@ class TestRefusals:
         with pytest.raises(RequestError, match="at least one"):
             memory.influence([])
 
+    @settings(deadline=None)
     @given(federations())
     def test_the_whole_federation_in_spite_of_rounding(self, federation):
         """Shares add up to 0.9999999999999999 as often as to 1."""
@@ -218,9 +224,7 @@ class TestRefusals:
         memory = recorded(updates_of("ab", 1, seed=0), {"a": 1, "b": 1})
         before = memory._vectors["a"].clone()
         with pytest.raises(DataError, match="client 'b'"):
-            memory.record(
-                {"a": torch.ones(SIZE).double(), "b": torch.full((SIZE,), value).double()}, {"a": 1, "b": 1}
-            )
+            memory.record({"a": torch.ones(SIZE).double(), "b": torch.full((SIZE,), value).double()}, {"a": 1, "b": 1})
         assert memory.rounds == 1
         assert torch.equal(memory._vectors["a"], before)
 

@@ -40,14 +40,10 @@ SCENARIO = Scenario(
     plan=TrainingPlan(rounds=20, epochs=5, batch_size=32, learning_rate=0.05),
 )
 
-EFFORT: dict[str, Any] = {"iterations": 10, "samples": 150}
-"""Effort that suits 1,437 training images: of the order of what retraining spends on them in a few epochs."""
-
 
 def contenders() -> list[HfKcuOptions]:
     """The three presets, without and with recovery."""
-    presets = [PAPER, dataclasses.replace(GRADIENT, **EFFORT), dataclasses.replace(TRAJECTORY, **EFFORT)]
-    return [options for preset in presets for options in (preset, preset.with_recovery())]
+    return [options for preset in (PAPER, GRADIENT, TRAJECTORY) for options in (preset, preset.with_recovery())]
 
 
 def run_demo(
@@ -79,7 +75,7 @@ def run_demo(
     measured = [job.result() for job in jobs]
     rows = [row for part in measured for row in part.rows]
     noise = noise_ranges([part.noise for part in measured])
-    described = {**scenario.as_dict(), "seeds": [run.seed for run in runs], "retrains_per_seed": retrains, **EFFORT}
+    described = {**scenario.as_dict(), "seeds": [run.seed for run in runs], "retrains_per_seed": retrains}
     return Results("demo", described, environment(), rows, noise)
 
 

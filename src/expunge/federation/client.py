@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import singledispatchmethod
 
@@ -43,9 +42,10 @@ class Client:
 
     Args:
         data: the client's own samples.
-        model: any module; only its architecture is used, the weights come with the task.
+        model: any module, to work with: its weights are overwritten by those that come with a task.
         loss: the training loss.
         boost: factor by which a malicious client multiplies its updates; 1 for an honest one.
+        budget_bytes: how much may be kept between curvature products.
 
     Example:
         >>> from expunge.core.losses import CrossEntropy
@@ -56,11 +56,14 @@ class Client:
         4
     """
 
-    def __init__(self, data: LocalData, model: nn.Module, loss: Loss, *, boost: float = 1.0) -> None:
+    def __init__(
+        self, data: LocalData, model: nn.Module, loss: Loss, *, boost: float = 1.0, budget_bytes: int = 2 << 30
+    ) -> None:
         self.data = data
-        self._model = copy.deepcopy(model)
+        self._model = model
         self._loss = loss
         self._boost = boost
+        self._budget_bytes = budget_bytes
         self._layout = Layout.of(model)
         self._curvature: tuple[object, Curvature] | None = None
 
@@ -211,7 +214,15 @@ class Client:
         if self._curvature is None or self._curvature[0] != key:
             self._curvature = None  # free the old graphs before building new ones
             inputs, targets = self.data.take(self._drawn(task.draw, task.exclude))
-            curvature = Curvature(self._model, task.model, inputs, targets, self._loss, kind=task.kind)
+            curvature = Curvature(
+                self._model,
+                task.model,
+                inputs,
+                targets,
+                self._loss,
+                kind=task.kind,
+                budget_bytes=self._budget_bytes,
+            )
             self._curvature = (key, curvature)
         return self._curvature[1]
 

@@ -23,6 +23,7 @@ class LocalEngine:
         loss: the training loss.
         datasets: client names and their samples (a pair of tensors or a map-style dataset).
         boosts: factors by which malicious clients multiply their updates.
+        budget_bytes: what all clients together may keep between curvature products.
 
     Example:
         >>> import torch
@@ -38,13 +39,22 @@ class LocalEngine:
         loss: Loss,
         datasets: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset],
         boosts: Mapping[str, float] | None = None,
+        *,
+        budget_bytes: int = 4 << 30,
     ) -> None:
         if not datasets:
             raise RequestError("A federation needs at least one client.")
         self.cost = Cost()
         self.on_round: Callable[[int], None] | None = None
+        workbench = copy.deepcopy(model)  # one for all: they take turns
         self._clients = {
-            name: Client(LocalData(data, name), model, loss, boost=(boosts or {}).get(name, 1.0))
+            name: Client(
+                LocalData(data, name),
+                workbench,
+                loss,
+                boost=(boosts or {}).get(name, 1.0),
+                budget_bytes=budget_bytes // len(datasets),
+            )
             for name, data in datasets.items()
         }
         self._known_model: dict[str, str] = {}

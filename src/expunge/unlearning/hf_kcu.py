@@ -230,9 +230,8 @@ def _recovered(
     updates = recovery_round(engine, state.model, model, parties.retained, plan)
     full = aggregate(model, updates)
     way = model.parameters - full.parameters
-    losses = retained_losses(
-        engine, replace(full, parameters=model.parameters), way, RECOVERY_LENGTHS, parties, options
-    )
+    # With the buffers as they are: the round's own ones (batch norm) can raise the loss before any step is taken.
+    losses = retained_losses(engine, model, way, RECOVERY_LENGTHS, parties, options)
     length, loss = min(zip(RECOVERY_LENGTHS, losses, strict=True), key=lambda pair: pair[1])
     details["recovery"] = {"length": length, "retained_loss_before": losses[0], "retained_loss_after": loss}
     if length == 0:
@@ -242,7 +241,7 @@ def _recovered(
             {name: length * reply.update for name, reply in updates.items()},
             {name: reply.count for name, reply in updates.items()},
         )
-    return replace(full, parameters=model.parameters - length * way), memory
+    return model.moved(model.parameters - length * way), memory
 
 
 def _recovery_plan(state: ServerState, recovery: Recovery) -> TrainingPlan:

@@ -36,7 +36,7 @@ class HfKcuOptions:
         iterations: k of conjugate gradient or Lanczos.
         damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
         samples: how many retained samples the curvature uses, spread by client size, and how many others the trust
-            region looks at; None is all.
+            region looks at; ``auto`` is a tenth of them, but 100 to 1000; None is all.
         filter: ``damped`` is lambda/(e + lambda) by CG; ``rounds`` the exact wearing-down of the rounds, by Lanczos.
         influence_decay: False leaves the influence unfiltered.
         scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
@@ -59,7 +59,7 @@ class HfKcuOptions:
     causal_weights: CausalWeights = "share"
     iterations: int = 10
     damping: float | None = None
-    samples: int | None = 1000
+    samples: int | Literal["auto"] | None = "auto"
     filter: Filter = "damped"
     influence_decay: bool = True
     scaling: Scaling = "trust-region"
@@ -90,7 +90,9 @@ class HfKcuOptions:
                 raise RequestError(f"The option {name} can be {known}, not {getattr(self, name)!r}.")
         for name in ("iterations", "samples", "steps"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if isinstance(value, str) and value != "auto":
+                raise RequestError(f"The option {name} must be a number or 'auto', not {value!r}.")
+            if isinstance(value, int) and value < 1:
                 raise RequestError(f"The option {name} must be at least 1, not {value}.")
         for name in ("damping", "tau", "beta", "tolerance", "preconditioner_rank"):
             value = getattr(self, name)

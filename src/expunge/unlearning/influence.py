@@ -139,11 +139,20 @@ def curvature_product(
 
 
 def spread(
-    samples: int | None, clients: Mapping[str, Indices], counts: Mapping[str, int], seed: int, from_back: bool = False
+    samples: int | str | None,
+    clients: Mapping[str, Indices],
+    counts: Mapping[str, int],
+    seed: int,
+    from_back: bool = False,
 ) -> dict[str, Draw | None]:
-    """Draws of about ``samples`` in all, by client size, at least one each."""
+    """Draws of about ``samples`` in all, by client size, at least one each; None is everything.
+
+    ``auto`` is a tenth of what there is, but at least 100 and at most 1000.
+    """
     left = {name: counts[name] - len(left_out) for name, left_out in clients.items()}
     total = sum(left.values())
+    if isinstance(samples, str):
+        samples = min(max(total // 10, 100), 1000)
     if samples is None or samples >= total:
         return dict.fromkeys(clients)
     return {name: Draw(math.ceil(samples * count / total), seed, from_back) for name, count in left.items()}

@@ -1,0 +1,217 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
+from expunge.bench.run_folder import RunFolder, folder_name, require_new
+from expunge.bench.scenario import Scenario
+from expunge.errors import DataError, ExpungeError, ModelError, RequestError
+from expunge.federation.fedavg import TrainingPlan, train
+from expunge.unlearning.registry import method
+from expunge.unlearning.request import Request
+from expunge.unlearning.retrain import RetrainOptions, retrain
+
+SCENARIO = Scenario(
+    model="softmax", clients=3, plan=TrainingPlan(rounds=1, epochs=1, batch_size=64, learning_rate=0.1), seed=2
+)
+LEAVING = Request.of("client-1")
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return SCENARIO.build()
+
+
+@pytest.fixture(scope="module")
+def state(federation):
+    return train(federation.engine(), federation.initial(), SCENARIO.plan)
+
+
+@pytest.fixture
+def run(federation, state, tmp_path):
+    return RunFolder.create(tmp_path / "run", federation, state)
+
+
+def retrained(federation, state, seed):
+    plan = dataclasses.replace(SCENARIO.plan, seed=seed)
+    return retrain(federation.engine(), state, LEAVING, RetrainOptions(federation.initial(seed), plan))
+
+
+class TestRoundTrip:
+    def test_a_run_comes_back_as_it_was(self, run, federation, state):
+        opened = RunFolder.open(run.path)
+        assert opened == run
+        assert (opened.scenario, opened.schedule, opened.departed) == (SCENARIO, state.schedule, ())
+        found = opened.trained(federation)
+        assert found.model.digest == state.model.digest
+        assert found.schedule == state.schedule
+        for name in state.memory.clients:
+            assert torch.equal(found.memory.influence([name]), state.memory.influence([name]))
+
+    def test_without_memory(self, federation, state, tmp_path):
+        run = RunFolder.create(tmp_path / "run", federation, dataclasses.replace(state, memory=None))
+        assert run.trained(federation).memory is None
+        assert not (run.path / "trained" / "memory.safetensors").exists()
+
+    def test_outcomes_are_kept_under_request_and_method(self, run, federation, state):
+        outcome = method("hf-kcu-trajectory")(federation.engine(), state, LEAVING)
+        kept = run.save(LEAVING, outcome, federation)
+        assert kept == run.path / "without-client-1" / "hf-kcu-trajectory"
+        record = json.loads((kept / "outcome.json").read_text())
+        assert record["cost"] == outcome.cost.as_dict()
+        assert record["details"]["source"] == "trajectory"
+        assert run.requests() == {"without-client-1": LEAVING}
+        assert sorted(path.name for path in kept.parent.iterdir()) == ["hf-kcu-trajectory"]
+        run.save(LEAVING, outcome, federation)  # again takes its place
+        assert sorted(path.name for path in kept.parent.iterdir()) == ["hf-kcu-trajectory"]
+        for number in (1, 2):
+            place = run.save(LEAVING, retrained(federation, state, number), federation)
+            assert place.name == f"retrain-{number}"
+
+    def test_names_of_folders(self):
+        assert folder_name(Request.of(["b", "a"])) == "without-b+a"
+        some, others = (folder_name(Request.of(samples={"a": indices})) for indices in ([0, 1], [0, 2]))
+        assert some.startswith("without-a-samples-")
+        assert some != others
+        assert some == folder_name(Request.of(samples={"a": [1, 0, 1]}))
+
+
+class TestResults:
+    def test_equal_direct_measuring(self, run, federation, state):
+        outcome = method("hf-kcu-trajectory")(federation.engine(), state, LEAVING)
+        again = [retrained(federation, state, seed) for seed in (1, 2)]
+        for each in (outcome, *again):
+            run.save(LEAVING, each, federation)
+        results = run.results("without-client-1", federation)
+        evaluation = Evaluation(federation, LEAVING)
+        before, after = (evaluation.measure(each.model) for each in (state, outcome.state))
+        references = [evaluation.measure(each.state.model) for each in again]
+        costs = [each.cost for each in again]
+        expected = [
+            evaluation.row("trained", before, before, references),
+            *(
+                evaluation.row("retrain", own, before, references, c, costs)
+                for own, c in zip(references, costs, strict=True)
+            ),
+            evaluation.row("hf-kcu-trajectory", after, before, references, outcome.cost, costs),
+        ]
+        assert results.rows == expected
+        assert results.noise == noise_ranges([retrain_noise(references)])
+        assert results.experiment == "run/without-client-1"
+        results.save(run.path / "results.json")
+
+    def test_without_retraining_there_is_no_crash(self, run, federation, state):
+        run.save(LEAVING, method("hf-kcu-gradient")(federation.engine(), state, LEAVING), federation)
+        results = run.results("without-client-1", federation)
+        assert results.methods() == ["trained", "hf-kcu-gradient"]
+        assert all(row.kl is None and row.speedup is None for row in results.rows)
+        assert all(row.test_accuracy is not None for row in results.rows)
+        assert results.noise == {}
+
+
+class TestErasing:
+    def test_nothing_of_the_departed_is_left_and_the_run_goes_on(self, run, federation, state):
+        gone = state.memory._vectors["client-1"].numpy().tobytes()
+        for name in ("hf-kcu-gradient", "hf-kcu-trajectory"):
+            kept = run.save(LEAVING, method(name)(federation.engine(), state, LEAVING), federation)
+        run.save(Request.of("client-0"), method(name)(federation.engine(), state, Request.of("client-0")), federation)
+        holders = [file for file in run.path.rglob("*") if file.is_file() and gone in file.read_bytes()]
+        assert holders == [run.path / "trained" / "memory.safetensors"]
+        expected = load_file(kept / "model.safetensors")
+        run.erase_what_remembers(LEAVING, kept)
+        assert sorted(path.name for path in run.path.iterdir()) == ["run.json", "trained"]
+        assert not [file for file in run.path.rglob("*") if file.is_file() and gone in file.read_bytes()]
+        after = RunFolder.open(run.path)
+        assert after.departed == ("client-1",)
+        assert after.engine(federation).clients().keys() == {"client-0", "client-2"}
+        now = after.trained(federation)
+        assert set(now.memory.clients) == {"client-0", "client-2"}
+        for name, tensor in load_file(run.path / "trained" / "model.safetensors").items():
+            assert torch.equal(tensor, expected[name])
+        second = method("hf-kcu")(after.engine(federation), now, Request.of("client-0"))
+        after.erase_what_remembers(Request.of("client-0"), after.save(Request.of("client-0"), second, federation))
+        assert RunFolder.open(run.path).departed == ("client-1", "client-0")
+
+
+class TestRefusals:
+    def test_weights_of_another_architecture_nan_or_damaged(self, run, federation):
+        path = run.path / "trained" / "model.safetensors"
+        good = load_file(path)
+        for tensors in (
+            {"other": torch.zeros(2)},
+            {**good, "more": torch.zeros(1)},
+            {"layer.weight": torch.zeros(2, 2)},
+        ):
+            save_file(tensors, path)
+            with pytest.raises(ModelError, match="another architecture"):
+                run.trained(federation)
+        save_file({name: torch.full_like(tensor, float("nan")) for name, tensor in good.items()}, path)
+        with pytest.raises(ModelError, match="NaN"):
+            run.trained(federation)
+        path.write_bytes(b"not safetensors at all")
+        with pytest.raises(DataError, match="damaged"):
+            run.trained(federation)
+        path.unlink()
+        with pytest.raises(DataError, match="missing"):
+            run.trained(federation)
+
+    def test_a_damaged_memory(self, run, federation):
+        (run.path / "trained" / "memory.safetensors").write_bytes(b"\0" * 10)
+        with pytest.raises(DataError, match="memory"):
+            run.trained(federation)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            "3",
+            "null",
+            "{}",
+            '{"scenario": {}, "schedule": null, "departed": []}',
+            "\udcff",
+            '{"scenario": 3}',
+        ],
+    )
+    def test_a_damaged_description(self, run, text):
+        (run.path / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(DataError) as caught:
+            RunFolder.open(run.path)
+        assert "\n" not in str(caught.value)
+
+    def test_a_damaged_outcome(self, run, federation, state):
+        kept = run.save(LEAVING, method("hf-kcu")(federation.engine(), state, LEAVING), federation)
+        (kept / "outcome.json").write_text("{")
+        with pytest.raises(DataError, match="damaged"):
+            run.requests()
+
+    def test_no_run_folder(self, tmp_path):
+        with pytest.raises(DataError, match="not a run folder"):
+            RunFolder.open(tmp_path / "nowhere")
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ExpungeError):
+            RunFolder.open(tmp_path / "file")
+
+    def test_nothing_is_written_over(self, run, federation, state, tmp_path):
+        with pytest.raises(RequestError, match="not empty"):
+            RunFolder.create(run.path, federation, state)
+        (tmp_path / "file").write_text("mine")
+        for path in (tmp_path / "file", tmp_path / "file" / "below"):
+            with pytest.raises(RequestError):
+                require_new(path)
+        assert (tmp_path / "file").read_text() == "mine"
+        (tmp_path / "empty").mkdir()
+        require_new(tmp_path / "empty")
+        require_new(tmp_path / "new" / "deep")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "run"]
+
+    def test_a_write_that_fails_leaves_nothing_half_done(self, run, federation, state, tmp_path):
+        outcome = method("hf-kcu")(federation.engine(), state, LEAVING)
+        broken = dataclasses.replace(outcome, details={"thing": object()})
+        with pytest.raises(TypeError):
+            run.save(LEAVING, broken, federation)
+        assert list((run.path / "without-client-1").iterdir()) == []

@@ -1,0 +1,38 @@
+import inspect
+
+import pytest
+
+from expunge.errors import RequestError
+from expunge.unlearning.registry import Method, method, methods, register
+
+
+def test_the_presets_and_the_gold_standard_are_there():
+    known = methods()
+    presets = {f"hf-kcu{kind}{more}" for kind in ("-paper", "-gradient", "-trajectory") for more in ("", "+recovery")}
+    assert presets | {"hf-kcu", "retrain"} <= set(known)
+    for name, found in known.items():
+        assert isinstance(found, Method)
+        assert found.name == name
+        assert found.summary
+        assert list(inspect.signature(found.function).parameters) == ["engine", "state", "request", "options"]
+        assert found is method(name)
+
+
+def test_an_unknown_method_lists_the_known_ones():
+    with pytest.raises(RequestError) as caught:
+        method("sisa")
+    assert "'sisa'" in str(caught.value)
+    assert all(name in str(caught.value) for name in methods())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_given_once():
+    taken = method("retrain")
+    with pytest.raises(ValueError, match="registered already"):
+        register("retrain", taken.function, None, "again")
+    assert method("retrain") is taken
+
+
+def test_the_list_is_a_copy():
+    methods().clear()
+    assert "retrain" in methods()
