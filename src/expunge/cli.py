@@ -20,16 +20,13 @@ from expunge.bench.run_folder import RunFolder, require_new, require_writable
 from expunge.bench.scenario import Scenario
 from expunge.data import DATASETS, Backdoor
 from expunge.errors import ExpungeError, RequestError
-from expunge.federation.fedavg import Progress, TrainingPlan, derived_seed, train
-from expunge.federation.local import LocalEngine
+from expunge.federation.fedavg import TrainingPlan, derived_seed, train
 from expunge.models import MODELS
-from expunge.progress import progress_bars
+from expunge.progress import progress_bars, watch_rounds
 from expunge.report import save_plots, terminal_table, write_report
 from expunge.report.headline import headline
-from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.registry import Outcome, method, methods
 from expunge.unlearning.request import Request
-from expunge.unlearning.retrain import RetrainOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -187,19 +184,17 @@ def forget_command(
     chosen = method(use)
     given = {"iterations": iterations, "damping": damping, "samples": curvature_samples, "tau": tau}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    known = vars(chosen.options)
-    if unknown := [name for name in changed if name not in known]:
-        raise RequestError(f"The method {use!r} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+    if "seed" in vars(chosen.options):
+        changed["seed"] = seed
     engine, state = folder.engine(federation), folder.trained(federation)
     with progress_bars(messages) as progress:
         if chosen.name == "retrain":
             fresh = derived_seed(folder.scenario.seed, "retrain", seed)
             plan = dataclasses.replace(folder.scenario.plan, seed=fresh)
-            options: Any = RetrainOptions(federation.initial(fresh), plan, progress=progress)
-        else:
-            options = dataclasses.replace(chosen.options, **changed, **({"seed": seed} if "seed" in known else {}))
-            _report_rounds(engine, options, progress)
-        outcome = dataclasses.replace(chosen.function(engine, state, request, options), method=chosen.name)
+            changed |= {"start": federation.initial(fresh), "plan": plan, "progress": progress}
+        chosen = chosen.configured(**changed)
+        watch_rounds(engine, chosen.options, progress)
+        outcome = chosen(engine, state, request)
     _finish_forget(folder, request, outcome, federation, erase, as_json)
 
 
@@ -262,13 +257,6 @@ def _publish(results: Results, out: Path, *, show_table: bool) -> None:
         output.print(terminal_table(results))
         output.print(f"\n[bold]{headline(results).title}[/]")
     _tell(f"Report: {report}   Numbers: {out / 'results.json'}")
-
-
-def _report_rounds(engine: LocalEngine, options: Any, progress: Progress) -> None:
-    """Let the engine tell the progress bar of every message round."""
-    if isinstance(options, HfKcuOptions):
-        expected = options.expected_rounds
-        engine.on_round = lambda done: progress("forgetting", done, max(done, expected))
 
 
 def _numbers(text: str, option: str) -> list[int]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
+from expunge.audit.functional import predict
 from expunge.core.losses import as_loss
 from expunge.core.vectors import Snapshot
-from expunge.errors import RequestError
+from expunge.errors import DataError
 from expunge.federation.fedavg import Schedule, ServerState
 from expunge.federation.local import LocalEngine
-from expunge.federation.local_data import MapStyleDataset
+from expunge.federation.local_data import LocalData, MapStyleDataset
 from expunge.federation.memory import Memory
+from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.registry import Outcome, method
 from expunge.unlearning.request import Request
 
@@ -33,6 +35,7 @@ def forget(
     rounds: int | None = None,
     batch_size: int = 64,
     use: str = "hf-kcu",
+    progress: bool = True,
     **options: Any,
 ) -> Outcome:
     """Take clients (or samples inside clients) out of a trained model.
@@ -51,6 +54,7 @@ def forget(
         rounds: of the training; by default as many as the memory recorded.
         batch_size: of the training, for a recovery round.
         use: the method's name.
+        progress: show a bar while it works, on a terminal.
         options: any option of that method, such as ``iterations=20`` or ``recovery=Recovery()``.
 
     Returns:
@@ -63,17 +67,37 @@ def forget(
         >>> outcome.method, outcome.succeeded
         ('hf-kcu', True)
     """
-    chosen = method(use)
-    known = vars(chosen.options) if is_dataclass(chosen.options) else {}
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise RequestError(f"The method {use!r} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}.")
-    settings = replace(chosen.options, **options)
+    chosen = method(use).configured(**options)
     rounds = rounds or (memory.rounds if memory is not None else None)
     schedule = None
     if learning_rate is not None and local_steps is not None and rounds:
         schedule = Schedule(learning_rate, local_steps, rounds, batch_size)
     state = ServerState(Snapshot.of(model), schedule, memory)
     engine = LocalEngine(model, as_loss(loss, l2), clients)
-    outcome = chosen.function(engine, state, Request.of(leaving, samples), settings)
-    return replace(outcome, method=use)
+    request = Request.of(leaving, samples)
+    request.parties(engine.clients(), memory.clients if memory is not None else ())  # a bad request is told first
+    _require_fitting(model, state.model, clients)
+    with progress_bars() if progress else nullcontext() as bars:
+        if bars is not None:
+            watch_rounds(engine, chosen.options, bars)
+        return chosen(engine, state, request)
+
+
+def _require_fitting(
+    model: nn.Module, snapshot: Snapshot, clients: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset]
+) -> None:
+    """One sample of every client through the model: what does not fit is told in a sentence, before the work."""
+    for name, source in clients.items():
+        inputs, targets = LocalData(source, name).take([0])
+        try:
+            outputs = predict(model, snapshot, inputs)
+        except (RuntimeError, IndexError, TypeError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise DataError(f"The model cannot take the data of client {name!r}: {reason}") from problem
+        labels = source[1] if isinstance(source, tuple) else targets
+        if not labels.is_floating_point() and outputs.dim() == 2:
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= outputs.shape[1]:
+                raise DataError(
+                    f"Client {name!r} has labels {low} to {high}, but the model tells {outputs.shape[1]} classes apart."
+                )

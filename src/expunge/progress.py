@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.progress import TimeRemainingColumn as Remaining
 
 from expunge.federation.fedavg import Progress as Callback
+from expunge.federation.local import LocalEngine
 
 
 @contextmanager
@@ -39,3 +40,10 @@ def progress_bars(console: Console | None = None) -> Iterator[Callback]:
     finally:
         if known:
             bars.stop()
+
+
+def watch_rounds(engine: LocalEngine, options: object, progress: Callback) -> None:
+    """Let the engine tell a bar of every message round, where the method says how many to expect."""
+    expected = getattr(options, "expected_rounds", None)
+    if expected is not None:
+        engine.on_round = lambda done: progress("forgetting", done, max(done, expected))

@@ -62,6 +62,11 @@ def test_the_newton_step_is_exact_even_for_a_model_that_was_not_trained_to_its_e
     influence = hf_kcu(federation.engine(), somewhere, Request.of("client-1"), EXACT)
     assert relative(newton.state.model.parameters, truth) < 1e-6
     assert relative(influence.state.model.parameters, truth) > 0.1
+    samples = {"client-3": [0, 4]}
+    by_samples = hf_kcu(
+        federation.engine(), somewhere, Request.of(samples=samples), dataclasses.replace(EXACT, gradient_of="retained")
+    )
+    assert relative(by_samples.state.model.parameters, ridge_closed_form(federation, dict(samples))) < 1e-6
 
 
 @pytest.mark.parametrize("l2", [0.01, 0.001])

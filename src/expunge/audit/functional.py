@@ -19,14 +19,15 @@ from expunge.errors import DataError, ModelError
 
 def predict(model: nn.Module, snapshot: Snapshot, inputs: Tensor, batch_size: int = 1024) -> Tensor:
     """Logits of a snapshot in evaluation mode; the model's own weights are not used or changed."""
-    mode = model.training
+    modes = {module: module.training for module in model.modules()}  # a user may have frozen only a part
     tensors = {**Layout.of(model).unflatten(snapshot.parameters), **snapshot.buffers}
     model.eval()
     try:
         with torch.no_grad():
             parts = [functional_call(model, tensors, (part,)) for part in torch.split(inputs, batch_size)]
     finally:
-        model.train(mode)
+        for module, training in modes.items():
+            module.training = training
     return torch.cat(parts)
 
 

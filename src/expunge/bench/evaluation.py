@@ -105,12 +105,10 @@ class Evaluation:
             **(_beside(measured, trained, others) if others else {}),
             asr_reduction=asr_reduction(asr_before, asr) if asr is not None and asr_before is not None else None,
             seconds=cost.seconds if cost else None,
-            speedup=median(c.seconds for c in retrain_costs) / cost.seconds if cost and retrain_costs else None,
+            speedup=_ratio([c.seconds for c in retrain_costs], cost.seconds if cost else 0),
             sample_gradients=cost.sample_gradients if cost else None,
-            speedup_in_gradients=(
-                median(c.sample_gradients for c in retrain_costs) / cost.sample_gradients
-                if cost and retrain_costs
-                else None
+            speedup_in_gradients=_ratio(
+                [c.sample_gradients for c in retrain_costs], cost.sample_gradients if cost else 0
             ),
             rounds=cost.rounds if cost else None,
             bytes=cost.bytes_down + cost.bytes_up if cost else None,
@@ -133,6 +131,11 @@ class Evaluation:
             torch.cat(other_groups).cpu(),
         )
         return {"mia_auc": attack.auc, "mia_success": attack.success_rate}
+
+
+def _ratio(retrained: Sequence[float], own: float) -> float | None:
+    """How many times cheaper than the median retraining; None where either is missing or free."""
+    return median(retrained) / own if retrained and own else None
 
 
 def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -> dict[str, Any]:

@@ -33,6 +33,9 @@ from expunge.federation.memory import Memory
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
 
+LONGEST_NAME = 100
+"""File systems end at 255 bytes; a longer list of clients is cut and told apart by a digest."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -81,7 +84,8 @@ class RunFolder:
         parent = self.path / folder_name(request)
         target = parent / outcome.method
         if outcome.method == "retrain":
-            target = parent / f"retrain-{1 + len(list(parent.glob('retrain-*')))}"
+            taken = [int(folder.name.removeprefix("retrain-")) for folder in parent.glob("retrain-*")]
+            target = parent / f"retrain-{1 + max(taken, default=0)}"
         record = {
             "method": outcome.method,
             "request": {"clients": request.clients, "samples": request.samples},
@@ -101,13 +105,12 @@ class RunFolder:
     def erase_what_remembers(self, request: Request, kept: Path) -> RunFolder:
         """Let the run go on with ``kept``: the trained model, the leavers' vectors and all other tries are deleted."""
         after = dataclasses.replace(self, departed=(*self.departed, *request.clients))
-        moved = self.path / "trained.new"
-        shutil.move(kept, moved)
-        shutil.rmtree(self.path / "trained")
-        for tries in self.path.glob("without-*"):
-            shutil.rmtree(tries)
-        moved.rename(self.path / "trained")
+        old = self.path / "trained.old"
+        (self.path / "trained").rename(old)
+        kept.rename(self.path / "trained")
         (self.path / "run.json").write_text(after._description())
+        for remembering in [old, *self.path.glob("without-*")]:
+            shutil.rmtree(remembering)
         return after
 
     def requests(self) -> dict[str, Request]:
@@ -160,10 +163,12 @@ def folder_name(request: Request) -> str:
         >>> folder_name(Request.of(["ada", "bob"]))
         'without-ada+bob'
     """
-    if not request.samples:
-        return "without-" + "+".join(request.clients)
-    digest = hashlib.sha256(json.dumps([request.clients, sorted(request.samples.items())]).encode()).hexdigest()[:8]
-    return "without-" + "+".join([*request.clients, *request.samples]) + f"-samples-{digest}"
+    clients = sorted(request.clients)
+    name = "without-" + "+".join([*clients, *sorted(request.samples)])
+    if not request.samples and len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(json.dumps([clients, sorted(request.samples.items())]).encode()).hexdigest()[:8]
+    return name[:LONGEST_NAME] + ("-samples-" if request.samples else "-") + digest
 
 
 def require_new(path: Path) -> None:

@@ -51,6 +51,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise RequestError(f"A seed is a whole number of at least 0, not {self.seed}.")
+        if not isinstance(self.clients, int) or self.clients < 2:
+            raise RequestError(f"A federation to forget from needs at least 2 clients, not {self.clients}.")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

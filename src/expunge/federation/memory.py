@@ -114,6 +114,10 @@ class Memory:
             raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
         return torch.stack([self._vectors[name] for name in names]).sum(dim=0) / (1 - mass)
 
+    def norms(self, names: Iterable[str]) -> list[float]:
+        """``||B_u||`` of each of these clients."""
+        return [float(torch.linalg.vector_norm(self._vectors[name])) for name in names]
+
     def without(self, names: Iterable[str]) -> Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
 

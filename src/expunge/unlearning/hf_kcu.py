@@ -92,6 +92,9 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     if length is None:
         reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
         return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
+    if parties.partly and memory is not None:
+        names = ", ".join(parties.partly)
+        warnings.append(f"The vectors kept of {names} still hold the forgotten samples' pull: it cannot be told apart.")
     after = replace(state, model=model, memory=memory)
     return Outcome(options.label, after, cost, details=details, warnings=tuple(warnings))
 
@@ -176,7 +179,7 @@ def _solve_on_server(
     if options.source == "trajectory":
         assert state.memory is not None
         known = state.memory.influence(parties.leaving).to(model.parameters)
-        contributions = {name: float(state.memory.influence([name]).norm()) for name in parties.leaving}
+        contributions = dict(zip(parties.leaving, state.memory.norms(parties.leaving), strict=True))
         influence = Influence(damping * known, contributions, known)
     elif options.gradient_of == "retained" or number > 0:
         influence = retained_gradient(engine, model, parties)

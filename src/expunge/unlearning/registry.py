@@ -65,6 +65,16 @@ class Method:
     options: Any
     summary: str
 
+    def configured(self, **changes: Any) -> Method:
+        """The same method with some options changed; an option that it does not have is refused."""
+        known = vars(self.options)
+        for name in changes:
+            if name not in known:
+                raise RequestError(
+                    f"The method {self.name!r} has no option {name!r}; it has {', '.join(sorted(known))}."
+                )
+        return replace(self, options=replace(self.options, **changes))
+
     def __call__(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
         """Run it with its own options."""
         return replace(self.function(engine, state, request, self.options), method=self.name)
