@@ -72,7 +72,10 @@ class TestRoundTrip:
             assert place.name == f"retrain-{number}"
 
     def test_names_of_folders(self):
-        assert folder_name(Request.of(["b", "a"])) == "without-b+a"
+        assert folder_name(Request.of(["b", "a"])) == folder_name(Request.of(["a", "b"])) == "without-a+b"
+        many = [f"client-{number}" for number in range(100)]
+        assert len(folder_name(Request.of(many))) < 120
+        assert folder_name(Request.of(many)) != folder_name(Request.of(many[:-1]))
         some, others = (folder_name(Request.of(samples={"a": indices})) for indices in ([0, 1], [0, 2]))
         assert some.startswith("without-a-samples-")
         assert some != others

@@ -124,9 +124,9 @@ def test_digits_net_learns_quickly() -> None:
 
     digits = load("digits")
     model = build("digits-net", channels=1, size=8, classes=10, seed=0)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
+    for _ in range(8):
         for batch in torch.randperm(len(digits.train_labels), generator=generator).split(64):
             optimiser.zero_grad()
             cross_entropy(model(digits.train_inputs[batch]), digits.train_labels[batch]).backward()
