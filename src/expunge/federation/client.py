@@ -89,7 +89,8 @@ class Client:
         with torch.random.fork_rng(devices=_devices(task.model.parameters)):
             torch.manual_seed(task.seed)
             for _ in range(task.epochs):
-                for batch in self._batches(available[torch.randperm(len(available))], task.batch_size):
+                order = torch.randperm(len(available)).to(available.device)
+                for batch in self._batches(available[order], task.batch_size):
                     inputs, targets = self.data.take(batch)
                     optimiser.zero_grad(set_to_none=True)
                     self._loss.per_sample(self._model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]

@@ -64,10 +64,11 @@ class LocalData:
         return inputs, targets
 
     def available(self, exclude: Sequence[int] = ()) -> Tensor:
-        """Indices of all samples but the excluded ones."""
+        """Indices of all samples but the excluded ones, where the samples are: no transfer for every batch."""
         keep = torch.ones(len(self), dtype=torch.bool)
         keep[self.checked(exclude)] = False
-        return keep.nonzero().squeeze(1)
+        indices = keep.nonzero().squeeze(1)
+        return indices.to(self._tensors[0].device) if self._tensors else indices
 
     def checked(self, indices: Sequence[int]) -> Tensor:
         """The indices as a tensor, refused where one is not this client's."""
