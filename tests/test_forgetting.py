@@ -207,7 +207,7 @@ def nan_data(as_pairs):
         (lambda: forget(mlp(), DATA, samples={"ada": []}, damping=0.1), RequestError, "no samples"),
         (lambda: forget(mlp(), DATA, samples={"ada": [12]}, damping=0.1), RequestError, "0 to 11"),
         (lambda: forget(mlp(), DATA, "ada"), RequestError, "Give a damping"),
-        (lambda: forget(mlp(), DATA, "ada", learning_rate=0.1), RequestError, "Give a damping"),
+        (lambda: forget(mlp(), DATA, "ada", learning_rate=0.1), RequestError, "local_steps is missing"),
         (lambda: forget(mlp(), DATA, "ada", damping=-1.0), RequestError, "damping"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, iterations=0), RequestError, "iterations"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, curvature="fisher"), RequestError, "ggn, hessian"),
@@ -243,3 +243,48 @@ def test_a_memory_of_another_model_is_refused():
 def test_what_the_package_offers():
     assert all(hasattr(expunge, name) for name in expunge.__all__)
     assert {"forget", "Memory", "Recovery", "methods"} <= set(expunge.__all__)
+
+
+def test_a_client_that_stays_but_is_away_is_not_left_out_silently():
+    model, memory = trained()
+    there = {name: data for name, data in DATA.items() if name == "cyd"}
+    with pytest.raises(RequestError, match="'bob' stays but cannot be reached"):
+        forget(model, there, "ada", memory=memory, **SCHEDULE)
+    outcome = forget(model, there, "ada", memory=memory, missing="leave-out", **SCHEDULE)
+    assert any("bob" in warning for warning in outcome.warnings)
+
+
+def test_the_name_tells_of_a_recovery_round_and_true_will_do():
+    model, memory = trained()
+    outcome = forget(model, DATA, "ada", memory=memory, recovery=True, **SCHEDULE)
+    assert outcome.method == "hf-kcu+recovery"
+    assert "recovery" in outcome.details
+
+
+def test_a_step_that_was_cut_is_told():
+    model, memory = trained()
+    torch.manual_seed(0)
+    loud = memory.copy()
+    size = memory.size
+    loud.record({"ada": 5 * torch.randn(size).double(), "bob": torch.zeros(size).double()}, {"ada": 1, "bob": 1})
+    outcome = forget(model, DATA, "ada", memory=loud, **SCHEDULE)
+    length = outcome.details["steps"][0]["length"]
+    assert length is None or length < 1
+    assert outcome.warnings
+
+
+def test_numbers_are_no_class_labels_and_a_foreign_memory_is_no_memory():
+    numbers = {name: (inputs, torch.rand(len(inputs)).double()) for name, (inputs, _) in DATA.items()}
+    with pytest.raises(DataError, match="squared_error"):
+        forget(mlp(), numbers, "ada", damping=0.1)
+    _, foreign = trained(linear)
+    with pytest.raises(RequestError, match="another model"):
+        forget(mlp(), DATA, "ada", memory=foreign, **SCHEDULE)
+    beyond = {**DATA, "bob": (DATA["bob"][0], DATA["bob"][1] + 100)}
+    with pytest.raises(DataError, match="classes apart"):
+        forget(mlp(), beyond, "ada", damping=0.1)
+
+
+def test_outputs_with_a_third_dimension_are_refused_instead_of_scaled_wrongly():
+    with pytest.raises(RequestError, match="one row of class scores"):
+        CrossEntropy().per_sample(torch.zeros(2, 3, 5), torch.zeros(2, 5, dtype=torch.int64))

@@ -5,12 +5,14 @@ __version__ = "0.1.0"
 from expunge.errors import DataError, ExpungeError, ModelError, NumericalError, RequestError
 from expunge.federation.memory import Memory
 from expunge.forgetting import forget
+from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Outcome, methods
 
 __all__ = [
     "DataError",
     "ExpungeError",
+    "HfKcuOptions",
     "Memory",
     "ModelError",
     "NumericalError",

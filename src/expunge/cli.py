@@ -25,6 +25,7 @@ from expunge.models import MODELS
 from expunge.progress import progress_bars, watch_rounds
 from expunge.report import save_plots, terminal_table, write_report
 from expunge.report.headline import headline
+from expunge.report.measures import FEWEST_RETRAINS
 from expunge.unlearning.registry import Outcome, method, methods
 from expunge.unlearning.request import Request
 
@@ -43,6 +44,7 @@ DataOption = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Folder with MNIST, FashionMNIST or cifar-10-batches-bin.", envvar="EXPUNGE_DATA"),
 ]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON on standard output.")]
 
 
@@ -128,7 +130,7 @@ def train_command(
     seed: Annotated[int, typer.Option(help="Of the split, the poisoning, the initial weights, the training.")] = 0,
     data_dir: DataOption = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    device: DeviceOption = "cpu",
 ) -> None:
     """Train a federation and keep what forgetting needs later: one vector per client."""
     require_new(out)
@@ -167,11 +169,14 @@ def forget_command(
     damping: Annotated[float | None, typer.Option(help="Lambda; by default from the training's schedule.")] = None,
     curvature_samples: Annotated[int | None, typer.Option(help="Retained samples behind the curvature.")] = None,
     tau: Annotated[float | None, typer.Option(help="How much the retained loss may rise, in nats.")] = None,
-    seed: Annotated[int, typer.Option(help="Of retraining or of the samples drawn.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the samples drawn, or of retraining: by default one not used yet.")
+    ] = None,
     erase: Annotated[
         bool, typer.Option("--erase", help="Then delete what remembers: the trained model, the vectors, other tries.")
     ] = False,
     data_dir: DataOption = None,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Forget clients or samples of a run; the result stands beside the trained model until you --erase that."""
@@ -180,16 +185,17 @@ def forget_command(
     if erase and request.samples:
         raise RequestError("--erase works for whole clients: samples must be deleted from the client's own data.")
     _few_threads(folder.scenario)
-    federation = folder.scenario.build(data_dir)
+    federation = folder.scenario.build(data_dir, device=_device(device))
     chosen = method(use)
     given = {"iterations": iterations, "damping": damping, "samples": curvature_samples, "tau": tau}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if "seed" in vars(chosen.options):
-        changed["seed"] = seed
+        changed["seed"] = seed or 0
     engine, state = folder.engine(federation), folder.trained(federation)
     with progress_bars(messages) as progress:
         if chosen.name == "retrain":
-            fresh = derived_seed(folder.scenario.seed, "retrain", seed)
+            number = folder.retrained(request) if seed is None else seed
+            fresh = derived_seed(folder.scenario.seed, "retrain", number)
             plan = dataclasses.replace(folder.scenario.plan, seed=fresh)
             changed |= {"start": federation.initial(fresh), "plan": plan, "progress": progress}
         chosen = chosen.configured(**changed)
@@ -199,17 +205,24 @@ def forget_command(
 
 
 @app.command(epilog="Example: [bold]expunge show runs/mine[/bold]")
-def show(run: RunArgument, data_dir: DataOption = None, as_json: JsonOption = False) -> None:
+def show(
+    run: RunArgument, data_dir: DataOption = None, device: DeviceOption = "cpu", as_json: JsonOption = False
+) -> None:
     """Measure what was tried in a run, and show it: a table here, plots and a report in the folder."""
     folder = RunFolder.open(run)
     _few_threads(folder.scenario)
-    federation = folder.scenario.build(data_dir)
+    federation = folder.scenario.build(data_dir, device=_device(device))
     found = folder.requests()
     if not found:
+        if folder.departed:
+            raise RequestError(f"{', '.join(folder.departed)} left for good, and nothing else was tried in {run}.")
         raise RequestError(f"Nothing was forgotten in {run} yet: try `expunge forget {run} --client client-0`.")
     measured = {name: folder.results(name, federation) for name in found}
     for name, results in measured.items():
         _publish(results, run / name, show_table=not as_json)
+        few = FEWEST_RETRAINS - len(results.values("retrain", "test_accuracy"))
+        if few > 0:
+            _tell(f"For a range to compare with, retrain {few} more: expunge forget {run} ... --method retrain")
     if as_json:
         print(json.dumps([json.loads((run / name / "results.json").read_text()) for name in measured]))
 

@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from expunge.audit.functional import predict
-from expunge.core.losses import as_loss
+from expunge.core.losses import CrossEntropy, Loss, as_loss
 from expunge.core.vectors import Snapshot
-from expunge.errors import DataError
+from expunge.errors import DataError, RequestError
 from expunge.federation.fedavg import Schedule, ServerState
 from expunge.federation.local import LocalEngine
 from expunge.federation.local_data import LocalData, MapStyleDataset
 from expunge.federation.memory import Memory
 from expunge.progress import progress_bars, watch_rounds
+from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Outcome, method
 from expunge.unlearning.request import Request
 
@@ -55,7 +56,7 @@ def forget(
         batch_size: of the training, for a recovery round.
         use: the method's name.
         progress: show a bar while it works, on a terminal.
-        options: any option of that method, such as ``iterations=20`` or ``recovery=Recovery()``.
+        options: any option of that method, such as ``iterations=20`` or ``recovery=True``.
 
     Returns:
         What was done: the new weights, the memory for the next request, the cost, and the details.
@@ -67,35 +68,60 @@ def forget(
         >>> outcome.method, outcome.succeeded
         ('hf-kcu', True)
     """
+    if options.get("recovery") is True:
+        options["recovery"] = Recovery()
     chosen = method(use).configured(**options)
     rounds = rounds or (memory.rounds if memory is not None else None)
-    schedule = None
-    if learning_rate is not None and local_steps is not None and rounds:
-        schedule = Schedule(learning_rate, local_steps, rounds, batch_size)
+    schedule = _schedule(learning_rate, local_steps, rounds, batch_size)
     state = ServerState(Snapshot.of(model), schedule, memory)
-    engine = LocalEngine(model, as_loss(loss, l2), clients)
+    trained_with = as_loss(loss, l2)
+    engine = LocalEngine(model, trained_with, clients)
     request = Request.of(leaving, samples)
     request.parties(engine.clients(), memory.clients if memory is not None else ())  # a bad request is told first
-    _require_fitting(model, state.model, clients)
+    _require_fitting(model, state.model, clients, trained_with)
     with progress_bars() if progress else nullcontext() as bars:
         if bars is not None:
             watch_rounds(engine, chosen.options, bars)
         return chosen(engine, state, request)
 
 
+def _schedule(
+    learning_rate: float | None, local_steps: float | None, rounds: int | None, batch_size: int
+) -> Schedule | None:
+    """The training's schedule, where it is given: whole, or not at all."""
+    given = {"learning_rate": learning_rate, "local_steps": local_steps, "rounds": rounds}
+    missing = [name for name, value in given.items() if value is None]
+    if learning_rate is None and local_steps is None:
+        return None
+    if learning_rate is None or local_steps is None or rounds is None:
+        raise RequestError(f"To know how the model was trained, {missing[0]} is missing beside what you gave.")
+    return Schedule(learning_rate, local_steps, rounds, batch_size)
+
+
 def _require_fitting(
-    model: nn.Module, snapshot: Snapshot, clients: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset]
+    model: nn.Module,
+    snapshot: Snapshot,
+    clients: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset],
+    loss: Loss,
 ) -> None:
     """One sample of every client through the model: what does not fit is told in a sentence, before the work."""
     for name, source in clients.items():
         inputs, targets = LocalData(source, name).take([0])
+        inputs = inputs.to(snapshot.parameters.device)
         try:
             outputs = predict(model, snapshot, inputs)
         except (RuntimeError, IndexError, TypeError) as problem:
             reason = str(problem).splitlines()[0]
             raise DataError(f"The model cannot take the data of client {name!r}: {reason}") from problem
         labels = source[1] if isinstance(source, tuple) else targets
-        if not labels.is_floating_point() and outputs.dim() == 2:
+        if not isinstance(loss, CrossEntropy):
+            continue
+        if labels.is_floating_point():
+            raise DataError(
+                f"Client {name!r} has numbers where cross-entropy needs class labels: "
+                "use loss='squared_error' for regression, or labels.long()."
+            )
+        if outputs.dim() == 2:
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= outputs.shape[1]:
                 raise DataError(

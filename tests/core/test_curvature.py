@@ -117,9 +117,22 @@ def test_a_budget_keeps_none_some_or_all_chunks_and_changes_no_product(name: str
 def test_data_that_is_held_anyway_does_not_count_against_the_budget() -> None:
     model = nn.Linear(1000, 2).double()
     inputs, targets = torch.ones(64, 1000).double(), torch.zeros(64, dtype=torch.int64)
-    options = {"chunk_size": 1, "budget_bytes": inputs.numel() * 8}
+    derivatives = 64 * 2002 * 8
+    options = {"chunk_size": 1, "budget_bytes": derivatives + inputs.numel() * 8}
     curvature = Curvature(model, Snapshot.of(model), inputs, targets, CrossEntropy(), **options)
     assert curvature.kept_chunks == 64
+
+
+@pytest.mark.parametrize("kind", ["ggn", "hessian"])
+def test_the_derivatives_that_chunks_keep_count_against_the_budget(kind) -> None:
+    """A wide model in one-sample chunks: what is kept is mostly vectors of the parameters' size."""
+    model = nn.Linear(1000, 10)
+    inputs, targets = torch.ones(64, 1000), torch.zeros(64, dtype=torch.int64)
+    budget = 10 * 10_010 * 4
+    curvature = Curvature(
+        model, Snapshot.of(model), inputs, targets, CrossEntropy(), kind=kind, chunk_size=1, budget_bytes=budget
+    )
+    assert 1 <= curvature.kept_chunks <= 10
 
 
 @every_kind

@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import nn
 
+from expunge.audit.functional import mean_loss, predict
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
 from expunge.federation.local import LocalEngine
 from expunge.federation.memory import Memory
-from expunge.federation.tasks import LocalSolve, Losses, Sum
+from expunge.federation.tasks import CurvatureProduct, LocalSolve, Losses, Sum
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions, component_ablation
 from expunge.unlearning.influence import causal_weights
-from expunge.unlearning.recovery import Recovery
+from expunge.unlearning.recovery import Recovery, recovery_round
 from expunge.unlearning.request import Request
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
 
@@ -296,3 +297,77 @@ def test_a_model_with_a_nan_is_refused_before_any_work():
     with pytest.raises(Exception, match="NaN or infinite"):
         hf_kcu(engine, broken, Request.of("client-0"), GRADIENT)
     assert not hasattr(engine, "log")
+
+
+def test_the_trust_region_looks_at_other_samples_than_the_curvature():
+    federation, state = trained_ridge()
+    engine = watched(federation)
+    hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(GRADIENT, samples=20))
+    drawn = {True: {}, False: {}}
+    for round_ in engine.log:
+        for name, task in round_.items():
+            if isinstance(task, Losses | CurvatureProduct):
+                drawn[isinstance(task, Losses)][name] = task.draw
+    assert drawn[True].keys() == drawn[False].keys() == set(federation.datasets) - {"client-0"}
+    for name, front in drawn[False].items():
+        back = drawn[True][name]
+        assert (front.seed, front.size) == (back.seed, back.size)
+        assert (front.from_back, back.from_back) == (False, True)
+
+
+def test_new_batch_norm_statistics_do_not_slip_past_the_safety_belt():
+    """Whatever the statistics do to it, a request that succeeds keeps the retained loss within tau at the end."""
+    generator = torch.Generator().manual_seed(5)
+    succeeded = 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        datasets = {}
+        for number, shift in enumerate((3.0, 0.0, 0.5)):
+            inputs = torch.randn(24, 4, generator=generator) + shift
+            datasets[f"client-{number}"] = (inputs, (inputs.sum(dim=1) > 4 * shift).long())
+        engine = LocalEngine(model, CrossEntropy(), datasets)
+        plan = TrainingPlan(rounds=4, epochs=3, batch_size=8, learning_rate=0.1, seed=seed)
+        state = train(engine, Snapshot.of(model), plan)
+        options = dataclasses.replace(TRAJECTORY, samples=None, tau=0.02)
+        outcome = hf_kcu(engine, state, Request.of("client-0"), options)
+        inputs = torch.cat([datasets[f"client-{number}"][0] for number in (1, 2)])
+        labels = torch.cat([datasets[f"client-{number}"][1] for number in (1, 2)])
+        losses = [mean_loss(predict(model, s.model, inputs), labels) for s in (state, outcome.state)]
+        assert losses[1] <= losses[0] + 0.02 + 1e-5
+        succeeded += outcome.succeeded
+    assert succeeded > 0
+
+
+def test_a_recovery_round_taken_in_part_is_recorded_in_part():
+    federation = digits_softmax(0.01)
+    datasets = {name: (x.float(), y) for name, (x, y) in federation.datasets.items()}
+    model = nn.Linear(17, 10, bias=False)
+    engine = LocalEngine(model, CrossEntropy(), datasets)
+    state = train(engine, Snapshot.of(model), TrainingPlan(rounds=5, epochs=1, batch_size=32, learning_rate=0.5))
+    lengths = set()
+    for rate in (2.0, 8.0, 16.0, 32.0):
+        options = dataclasses.replace(TRAJECTORY, samples=None).with_recovery(Recovery(learning_rate=rate))
+        outcome = hf_kcu(engine, state, Request.of("client-0"), options)
+        plain = hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(options, recovery=None))
+        length = outcome.details["recovery"]["length"]
+        lengths.add(length)
+        # What the vectors of those who stay gained adds up to nothing, and scales with the length that was taken.
+        moved = outcome.state.model.parameters - plain.state.model.parameters
+        gained = {name: outcome.memory.norms([name])[0] for name in outcome.memory.clients}
+        if length == 0:
+            assert gained == {name: plain.memory.norms([name])[0] for name in plain.memory.clients}
+        updates = recovery_round(
+            engine,
+            state.model,
+            plain.state.model,
+            dict.fromkeys(outcome.memory.clients, ()),
+            TrainingPlan(1, 1, 32, rate),
+        )
+        expected = plain.memory.copy()
+        expected.record({n: length * r.update for n, r in updates.items()}, {n: r.count for n, r in updates.items()})
+        torch.testing.assert_close(
+            torch.tensor(outcome.memory.norms(gained)), torch.tensor(expected.norms(gained)), rtol=1e-4, atol=1e-6
+        )
+        assert (length == 0) == (float(moved.norm()) == 0)
+    assert lengths & {0.25, 0.5, 0.75}

@@ -127,11 +127,10 @@ def _forget_and_measure(scenario: Scenario, trained: ServerState, retrained: lis
         rows.append(evaluation.row("retrain", reference, before, references, cost, costs))
     for options in contenders():
         # The trajectory source must do without the leaver: its engine does not reach that client at all.
-        engine = federation.engine()
-        if options.source == "trajectory":
-            engine = engine.without(request.clients)
-        hf_kcu(engine, trained, request, options)  # once for warming up, so that the timed run is like any later one
-        outcome = hf_kcu(engine, trained, request, options)
+        gone = request.clients if options.source == "trajectory" else ()
+        # Once for warming up torch, on an engine of its own: the timed one builds its graphs like any first request.
+        hf_kcu(federation.engine().without(gone), trained, request, options)
+        outcome = hf_kcu(federation.engine().without(gone), trained, request, options)
         stored = trained.memory.stored_bytes if options.source == "trajectory" and trained.memory else 0
         after = evaluation.measure(outcome.state.model)
         rows.append(evaluation.row(outcome.method, after, before, references, outcome.cost, costs, stored))

@@ -143,9 +143,11 @@ def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -
     distances = [compare(other, measured) for other in others]
     retrained = fmean(other.alone["test_accuracy"] for other in others)
     own, before = measured.alone["test_accuracy"], trained.alone["test_accuracy"]
+    faithfulness = causal_faithfulness(before, retrained, own)
     return {
         **{name: fmean(distance[name] for distance in distances) for name in BESIDE},
-        "causal_faithfulness": causal_faithfulness(before, retrained, own).value,
+        # A flagged value measures the noise of two accuracies; it does not go among results.
+        "causal_faithfulness": None if faithfulness.flag else faithfulness.value,
         "accuracy_gap": accuracy_gap(retrained, own),
         "privacy_gap": abs(measured.alone["mia_success"] - fmean(other.alone["mia_success"] for other in others)),
     }

@@ -84,8 +84,7 @@ class RunFolder:
         parent = self.path / folder_name(request)
         target = parent / outcome.method
         if outcome.method == "retrain":
-            taken = [int(folder.name.removeprefix("retrain-")) for folder in parent.glob("retrain-*")]
-            target = parent / f"retrain-{1 + max(taken, default=0)}"
+            target = parent / f"retrain-{self.retrained(request) + 1}"
         record = {
             "method": outcome.method,
             "request": {"clients": request.clients, "samples": request.samples},
@@ -102,15 +101,26 @@ class RunFolder:
         _appear(target, fill)
         return target
 
+    def retrained(self, request: Request) -> int:
+        """The highest number that a retrained model of this request has; 0 where there is none."""
+        found = (self.path / folder_name(request)).glob("retrain-*")
+        return max((int(folder.name.removeprefix("retrain-")) for folder in found), default=0)
+
     def erase_what_remembers(self, request: Request, kept: Path) -> RunFolder:
-        """Let the run go on with ``kept``: the trained model, the leavers' vectors and all other tries are deleted."""
+        """Let the run go on with ``kept``: the trained model, the leavers' vectors and all other tries are deleted.
+
+        What `show` wrote about them (numbers and plots, no weights) stays, as evidence.
+        """
         after = dataclasses.replace(self, departed=(*self.departed, *request.clients))
         old = self.path / "trained.old"
         (self.path / "trained").rename(old)
         kept.rename(self.path / "trained")
         (self.path / "run.json").write_text(after._description())
-        for remembering in [old, *self.path.glob("without-*")]:
+        for remembering in [old, *(file.parent for file in self.path.glob("without-*/*/outcome.json"))]:
             shutil.rmtree(remembering)
+        for tries in self.path.glob("without-*"):
+            if not any(tries.iterdir()):
+                tries.rmdir()
         return after
 
     def requests(self) -> dict[str, Request]:

@@ -136,7 +136,9 @@ class Curvature:
         meter = _SavedBytes((*held, *self._model.parameters()))
         with meter:
             first = self._linearise(*self._chunks[0])
-        affordable = budget_bytes // max(meter.total, 1)
+        # Beside what autograd saves, each chunk's product keeps a first derivative of the parameters' size.
+        derivative = self._snapshot.parameters.numel() * self._snapshot.parameters.element_size()
+        affordable = budget_bytes // (meter.total + derivative)
         if affordable >= 1:
             self._kept = [first, *(self._linearise(*chunk) for chunk in self._chunks[1:affordable])]
 

@@ -44,6 +44,8 @@ class CrossEntropy:
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Losses of the samples, without the L2 term."""
+        if outputs.dim() != 2:
+            raise RequestError(f"Cross-entropy needs one row of class scores a sample, not {tuple(outputs.shape)}.")
         return F.cross_entropy(outputs, targets, reduction="none")
 
     def output_hessian_product(self, outputs: Tensor, vectors: Tensor) -> Tensor:

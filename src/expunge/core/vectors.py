@@ -7,7 +7,7 @@ vector, each once even where two modules share it; frozen ones stay as they are 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,6 +63,20 @@ class Layout:
             raise ModelError(f"A vector of shape {tuple(vector.shape)} does not fit {self.size} parameters.")
         parts = torch.split(vector, [shape.numel() for _, shape in self.shapes])
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
+
+def weighted_sum(vectors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
+    """``sum_i w_i v_i`` with one vector of extra memory, however many there are.
+
+    Example:
+        >>> weighted_sum([torch.tensor([1.0]), torch.tensor([4.0])], [2.0, 0.5])
+        tensor([4.])
+    """
+    total: Tensor | None = None
+    for vector, weight in zip(vectors, weights, strict=True):
+        total = weight * vector if total is None else total.add_(vector, alpha=weight)
+    assert total is not None
+    return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,7 +91,7 @@ class Client:
             for _ in range(task.epochs):
                 order = torch.randperm(len(available)).to(available.device)
                 for batch in self._batches(available[order], task.batch_size):
-                    inputs, targets = self.data.take(batch)
+                    inputs, targets = self._take(batch)
                     optimiser.zero_grad(set_to_none=True)
                     self._loss.per_sample(self._model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
                     optimiser.step()
@@ -159,7 +159,7 @@ class Client:
             norm.momentum = None  # a plain mean over all batches
         with torch.no_grad():
             for batch in self._batches(available, task.batch_size):
-                self._model(self.data.take(batch)[0])
+                self._model(self._take(batch)[0])
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         return Buffers(Snapshot.of(self._model).buffers, len(available), FORWARD_COST * len(available))
@@ -174,13 +174,19 @@ class Client:
             batches[-2:] = [torch.cat(batches[-2:])]
         return batches
 
+    def _take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples, on the model's device: a map-style dataset gives them on the CPU."""
+        device = next(self._model.parameters()).device
+        inputs, targets = self.data.take(indices)
+        return inputs.to(device), targets.to(device)
+
     def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
         """Gradient of the mean loss, L2 included, over the chosen samples."""
         self._model.eval()
         leaf = model.parameters.detach().requires_grad_()
         total = torch.zeros_like(model.parameters)
         for part in torch.split(chosen, CHUNK):
-            inputs, targets = self.data.take(part)
+            inputs, targets = self._take(part)
             with differentiable_attention():
                 outputs = functional_call(self._model, {**self._layout.unflatten(leaf), **model.buffers}, (inputs,))
             value = objective(self._loss, outputs, targets, leaf)
@@ -194,7 +200,7 @@ class Client:
         with torch.no_grad():
             tensors = {**self._layout.unflatten(model.parameters), **model.buffers}
             for part in torch.split(chosen, CHUNK):
-                inputs, targets = self.data.take(part)
+                inputs, targets = self._take(part)
                 outputs = functional_call(self._model, tensors, (inputs,))
                 value = objective(self._loss, outputs, targets, model.parameters)
                 total += value * (len(part) / len(chosen))
@@ -214,7 +220,7 @@ class Client:
         self._model.eval()  # also for a kept operator: chunks beyond its budget are rebuilt from the model
         if self._curvature is None or self._curvature[0] != key:
             self._curvature = None  # free the old graphs before building new ones
-            inputs, targets = self.data.take(self._drawn(task.draw, task.exclude))
+            inputs, targets = self._take(self._drawn(task.draw, task.exclude))
             curvature = Curvature(
                 self._model,
                 task.model,

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from expunge.core.vectors import weighted_sum
 from expunge.errors import NumericalError
 from expunge.federation.tasks import Reply, Sum, Task
 
@@ -77,5 +78,5 @@ def expect(replies: Mapping[str, Reply], kind: type[R]) -> dict[str, R]:
 def ask_mean(engine: Engine, tasks: Mapping[str, Task]) -> Tensor:
     """Ask for sums, and divide their sum by the sum of counts: the mean over all the clients' samples."""
     replies = expect(engine.ask(tasks), Sum).values()
-    total = torch.stack([reply.total for reply in replies]).sum(dim=0)
+    total = weighted_sum((reply.total for reply in replies), (1.0 for _ in replies))
     return total / sum(reply.count for reply in replies)

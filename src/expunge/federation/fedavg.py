@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expunge.core.vectors import Snapshot
+from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.client import local_steps
 from expunge.federation.engine import Engine, expect
@@ -150,7 +150,7 @@ def train(
 def aggregate(model: Snapshot, replies: Mapping[str, Trained]) -> Snapshot:
     """Add the mean update, weighted by sample counts; float buffers are averaged, counters take the largest."""
     total = sum(reply.count for reply in replies.values())
-    mean = torch.stack([(reply.count / total) * reply.update for reply in replies.values()]).sum(dim=0)
+    mean = weighted_sum((r.update for r in replies.values()), (r.count / total for r in replies.values()))
     if not bool(torch.isfinite(mean).all()):
         bad = next((name for name, reply in replies.items() if not bool(torch.isfinite(reply.update).all())), "?")
         raise NumericalError(f"Training diverged at client {bad!r}: lower the learning rate or the boost.")

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from expunge.core.vectors import Layout
+from expunge.core.vectors import Layout, weighted_sum
 from expunge.errors import DataError, RequestError
 
 Update = Tensor | Mapping[str, Tensor]
@@ -55,6 +55,11 @@ class Memory:
         return tuple(self._vectors)
 
     @property
+    def size(self) -> int | None:
+        """Length of its vectors; None before the first round."""
+        return next((vector.numel() for vector in self._vectors.values()), None)
+
+    @property
     def rounds(self) -> int:
         """How many rounds were recorded."""
         return len(self._rounds)
@@ -82,10 +87,11 @@ class Memory:
             if not bool(torch.isfinite(vector).all()):
                 raise DataError(f"The update of client {name!r} has a NaN or infinite value: it is not recorded.")
         share = {name: weights[name] / total for name in vectors}
-        mean = torch.stack([share[name] * vector for name, vector in vectors.items()]).sum(dim=0)
+        mean = weighted_sum(vectors.values(), (share[name] for name in vectors))
         for name, vector in vectors.items():
             added = share[name] * (vector - mean)
-            self._vectors[name] = self._vectors[name] + added if name in self._vectors else added
+            known = self._vectors.get(name)
+            self._vectors[name] = added if known is None else known + added.to(known)
         self._rounds.append(share)
 
     def copy(self) -> Memory:
@@ -112,7 +118,7 @@ class Memory:
         mass = self.mass(names)
         if mass > 1 - _ROUNDING:
             raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
-        return torch.stack([self._vectors[name] for name in names]).sum(dim=0) / (1 - mass)
+        return weighted_sum((self._vectors[name] for name in names), (1 / (1 - mass) for _ in names))
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
@@ -122,8 +128,9 @@ class Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
 
         ``B_v <- (B_v + w_v/(1-w_u) B_u) / (1-w_u)``, one client after another: exact for constant weights, so that
-        leaving one by one equals leaving together. Under partial participation the weights are means over the rounds
-        that the two clients shared.
+        leaving one by one equals leaving together. Under partial participation w_v is its mean weight over the rounds
+        of u (0 where it was absent), and the other way round: an approximation, good while few clients hold most of a
+        round's weight to themselves, and poor in rounds of two.
         """
         left = self.copy()
         for name in names:
@@ -172,8 +179,10 @@ class Memory:
         memory = cls()
         try:
             with safe_open(path, framework="pt") as file:
-                memory._rounds = json.loads((file.metadata() or {})["rounds"])
+                memory._rounds = [dict(shares) for shares in json.loads((file.metadata() or {})["rounds"])]
                 memory._vectors = {name: file.get_tensor(name) for name in list(file.keys())}
-        except (OSError, SafetensorError, KeyError, ValueError) as problem:
+                if not all(bool(torch.isfinite(vector).all()) for vector in memory._vectors.values()):
+                    raise ValueError("a vector is NaN or infinite")
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
             raise DataError(f"The memory file {path} cannot be read: {problem}.") from problem
         return memory

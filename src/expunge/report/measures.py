@@ -7,6 +7,8 @@ from expunge.bench.results import Results, Summary
 
 Judgement = Literal["near", "between", "far"]
 MISSING = "–"
+FEWEST_RETRAINS = 3
+"""Fewer retrained models than these have no range worth the name, so nothing is judged by them."""
 RECOVERY = "+recovery"
 _NAMES = {
     "trained": "do nothing (trained)",
@@ -153,10 +155,14 @@ def write_summary(summary: Summary | None, form: str) -> str:
 def retrained_range(results: Results, key: str) -> tuple[float, float] | None:
     """How much retraining itself varies: the recorded noise, else, for rates, the range of the retrained rows.
 
+    None with fewer than three retrained models.
+
     Example:
         >>> retrained_range(Results("demo", {}, {}, [], {"asr": {"low": 0.0, "high": 0.01, "mean": 0.0}}), "asr")
         (0.0, 0.01)
     """
+    if 0 < len(results.values("retrain", "test_accuracy")) < FEWEST_RETRAINS:
+        return None
     if key in results.noise:
         return results.noise[key]["low"], results.noise[key]["high"]
     retrained = results.summary("retrain", key)

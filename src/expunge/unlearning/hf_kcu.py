@@ -48,9 +48,6 @@ from expunge.unlearning.registry import Outcome, register
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.scaling import adaptive_scale, retained_losses, trust_region
 
-SHORT_STEP = 0.25
-"""A step cut below this is reported: little of the prediction was applied."""
-
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far a recovery round may be taken; the one with the least retained loss is."""
 
@@ -67,7 +64,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     options, parties = _prepared(engine, state, request, options)
     damping = _damping(state, options)
     details: dict[str, Any] = {"source": options.source, "damping": damping, "steps": []}
-    model, warnings = state.model, []
+    model, warnings = state.model, _warnings_beforehand(state, parties, options)
     with measured(engine) as cost:
         for number in range(options.steps):
             # Lines 2 to 16: the influence of the data to forget, filtered by k Krylov steps.
@@ -79,9 +76,13 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             length, losses = _length(engine, model, step, parties, options)
             details["steps"].append({**record, **losses, "length": length, "norm": float(step.norm())})
             if length is None:
+                reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
                 break
-            if length < SHORT_STEP:
-                warnings.append(f"Only {length:.2g} of the predicted step was safe for the retained clients.")
+            if length < 1 and options.scaling == "trust-region":
+                warnings.append(
+                    f"Only {length:.0%} of the predicted step was safe for the retained clients (tau {options.tau:g}): "
+                    "something of the data may be left; look at it beside a retrained model."
+                )
             # Lines 23 and 24: the update.
             model = model.moved(model.parameters - length * step)
         else:
@@ -89,8 +90,8 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             memory = state.memory.without(parties.leaving) if state.memory is not None else None
             if options.recovery is not None:
                 model, memory = _recovered(engine, state, model, memory, parties, options, details)
-    if length is None:
-        reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
+            reason = _final_refusal(engine, state.model, model, parties, options, details)
+    if reason:
         return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
     if parties.partly and memory is not None:
         names = ", ".join(parties.partly)
@@ -115,11 +116,36 @@ def _prepared(
         raise RequestError("The trajectory source forgets whole clients only: use the gradient source for samples.")
     elif state.memory is None:
         raise RequestError("No vectors were kept while training, so only the gradient source can be used.")
+    elif state.memory.size not in (None, state.model.parameters.numel()):
+        raise RequestError("The memory was recorded with another model: its vectors have another length.")
+    if (away := _away(state, parties)) and options.missing == "refuse":
+        raise RequestError(
+            f"Client {away[0]!r} stays but cannot be reached, and leaving it out would solve another problem: "
+            "wait for it, or choose missing='leave-out'."
+        )
     if options.recovery is not None:
         _recovery_plan(state, options.recovery)
     if options.filter == "rounds" and state.schedule is None:
         raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
     return options, parties
+
+
+def _warnings_beforehand(state: ServerState, parties: Parties, options: HfKcuOptions) -> list[str]:
+    """What the person who asked should know whatever comes out."""
+    warnings = []
+    if away := _away(state, parties):
+        warnings.append(f"Left out, since they cannot be reached: {', '.join(away)}.")
+    if state.memory is not None and options.source == "gradient":
+        never = [name for name in parties.leaving if name not in state.memory.clients]
+        if never:
+            warnings.append(f"No vector of {', '.join(never)} was kept, so the gradient source was used.")
+    return warnings
+
+
+def _away(state: ServerState, parties: Parties) -> list[str]:
+    """Clients that the server remembers and that stay, but cannot be reached."""
+    remembered = state.memory.clients if state.memory is not None else ()
+    return [name for name in remembered if name not in parties.leaving and name not in parties.counts]
 
 
 def _damping(state: ServerState, options: HfKcuOptions) -> float:
@@ -209,13 +235,30 @@ def _length(
 
 def _refreshed_buffers(engine: Engine, model: Snapshot, state: ServerState, parties: Parties) -> Snapshot:
     """Batch-norm statistics remember, too: they are estimated again from the clients that stay."""
-    if not any("running_" in name for name in model.buffers):
+    if not _has_statistics(model):
         return model
     batch_size = state.schedule.batch_size if state.schedule is not None else 64
     tasks = {name: NormStatistics(model, batch_size, left_out) for name, left_out in parties.retained.items()}
     replies = expect(engine.ask(tasks), Buffers)
     buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
     return replace(model, buffers=buffers)
+
+
+def _final_refusal(
+    engine: Engine, before: Snapshot, after: Snapshot, parties: Parties, options: HfKcuOptions, details: dict[str, Any]
+) -> str:
+    """The safety belt once more where batch-norm statistics were estimated anew: the line search used the old ones."""
+    if options.scaling != "trust-region" or not _has_statistics(before):
+        return ""
+    (loss,) = retained_losses(engine, after, torch.zeros_like(after.parameters), (0.0,), parties, options)
+    details["retained_loss_at_the_end"] = loss
+    if loss <= details["steps"][0]["retained_loss_before"] + options.steps * options.tau:
+        return ""
+    return "With new batch-norm statistics the retained loss rises beyond tau: the model is left as it was."
+
+
+def _has_statistics(model: Snapshot) -> bool:
+    return any("running_" in name for name in model.buffers)
 
 
 def _recovered(

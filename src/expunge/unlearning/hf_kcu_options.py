@@ -18,6 +18,7 @@ CurvatureOf = Literal["retained", "owners", "everyone"]
 CausalWeights = Literal["share", "gradient-norm", "uniform", "none"]
 Filter = Literal["damped", "rounds"]
 Scaling = Literal["trust-region", "norm", "none"]
+Missing = Literal["refuse", "leave-out"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class HfKcuOptions:
         scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
             printed cap at beta ||theta||; ``none`` takes t = 1.
         beta: of ``norm``.
-        tau: of ``trust-region``, in nats.
+        tau: of ``trust-region``, in the loss's own unit: nats for cross-entropy.
         steps: re-linearised steps (gradient source); those after the first are Newton steps on the retained objective.
         tolerance: relative residual at which CG may stop early.
         negative_curvature: what CG does when it meets any.
         preconditioner_rank: products spent on a Nystrom sketch before CG; 0 is none.
         recovery: a round of the retained clients afterwards, or None.
+        missing: what to do when a client that stays cannot be reached: ``refuse``, or ``leave-out``, which solves the
+            problem of those who can be and says so.
         seed: of the samples drawn.
     """
 
@@ -70,6 +73,7 @@ class HfKcuOptions:
     negative_curvature: NegativeCurvature = "stop"
     preconditioner_rank: int = 0
     recovery: Recovery | None = None
+    missing: Missing = "refuse"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,6 +86,7 @@ class HfKcuOptions:
             "causal_weights": CausalWeights,
             "filter": Filter,
             "scaling": Scaling,
+            "missing": Missing,
             "negative_curvature": NegativeCurvature,
         }
         for name, choice in choices.items():
@@ -90,16 +95,22 @@ class HfKcuOptions:
                 raise RequestError(f"The option {name} can be {known}, not {getattr(self, name)!r}.")
         for name in ("iterations", "samples", "steps"):
             value = getattr(self, name)
-            if isinstance(value, str) and value != "auto":
-                raise RequestError(f"The option {name} must be a number or 'auto', not {value!r}.")
-            if isinstance(value, int) and value < 1:
-                raise RequestError(f"The option {name} must be at least 1, not {value}.")
+            if name == "samples" and (value is None or value == "auto"):
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise RequestError(f"The option {name} must be at least 1, a whole number, not {value!r}.")
         for name in ("damping", "tau", "beta", "tolerance", "preconditioner_rank"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and math.isfinite(value)):
                 raise RequestError(f"The option {name} must be a number of at least 0, not {value}.")
         if self.source == "trajectory" and (self.steps > 1 or self.curvature_of == "owners"):
             raise RequestError("The trajectory source takes one step with the curvature of the clients that stay.")
+        if self.source == "trajectory" and (self.update == "printed" or self.negative_curvature == "raise-damping"):
+            raise RequestError("The printed update and 'raise-damping' exist for the gradient source only.")
+        if not isinstance(self.preconditioner_rank, int):
+            raise RequestError(
+                f"The option preconditioner_rank must be a whole number, not {self.preconditioner_rank}."
+            )
         if self.filter == "rounds" and (self.curvature_of == "owners" or self.preconditioner_rank):
             raise RequestError("The filter of the rounds is applied on the server, without a preconditioner.")
 

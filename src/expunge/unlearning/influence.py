@@ -11,7 +11,7 @@ from torch import Tensor
 
 from expunge.core.krylov import Product, Solution, conjugate_gradient, lanczos
 from expunge.core.preconditioner import nystrom
-from expunge.core.vectors import Snapshot
+from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import RequestError
 from expunge.federation.engine import Engine, ask_mean, expect
 from expunge.federation.fedavg import Schedule
@@ -72,7 +72,7 @@ def forgotten_gradient(engine: Engine, model: Snapshot, parties: Parties, option
     gradients = owners_gradients(engine, model, parties)
     norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in gradients.items()}
     factors = contribution_factors(options, parties, norms)
-    total = torch.stack([factors[name] * gradient for name, gradient in gradients.items()]).sum(dim=0)
+    total = weighted_sum(gradients.values(), (factors[name] for name in gradients))
     contributions = {name: abs(factors[name]) * norms[name] if name in norms else 0.0 for name in parties.counts}
     return Influence(total, contributions)
 

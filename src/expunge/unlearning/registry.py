@@ -22,6 +22,9 @@ from expunge.federation.fedavg import ServerState
 from expunge.federation.memory import Memory
 from expunge.unlearning.request import Request
 
+RECOVERY = "+recovery"
+"""Stands behind a method's name in results where a recovery round ran."""
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -77,7 +80,9 @@ class Method:
 
     def __call__(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
         """Run it with its own options."""
-        return replace(self.function(engine, state, request, self.options), method=self.name)
+        recovers = getattr(self.options, "recovery", None) is not None and not self.name.endswith(RECOVERY)
+        outcome = self.function(engine, state, request, self.options)
+        return replace(outcome, method=self.name + (RECOVERY if recovers else ""))
 
 
 _METHODS: dict[str, Method] = {}
