@@ -23,9 +23,21 @@ def built(document: str) -> str:
     """The document with every generated block filled from its results file."""
 
     def fill(block: re.Match[str]) -> str:
-        return block[1] + markdown_table(Results.load(ROOT / block[2])).strip() + "\n" + block[3]
+        results = Results.load(ROOT / block[2])
+        return f"{block[1]}{caption(results)}\n\n{markdown_table(results).strip()}\n{block[3]}"
 
     return BLOCK.sub(fill, document)
+
+
+def caption(results: Results) -> str:
+    """What was done, in one line."""
+    scenario, plan = results.scenario, results.scenario["plan"]
+    seeds = ", ".join(map(str, scenario["seeds"]))
+    return (
+        f"*{scenario['dataset']}, {scenario['clients']} clients, {scenario['model']}, "
+        f"{plan['rounds']} rounds of {plan['epochs']} epochs; {scenario['attacker']} is poisoned and leaves; "
+        f"seeds {seeds}, {scenario['retrains_per_seed']} retrained models each.*"
+    )
 
 
 def picture(name: str) -> bytes:
