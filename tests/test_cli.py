@@ -122,7 +122,10 @@ class TestEndToEnd:
         told = json.loads(out)
         assert told["method"] == "hf-kcu"
         assert torch.isfinite(load_file(f"{told['folder']}/model.safetensors")["layer.weight"]).all()
-        assert {path.name for path in run.iterdir()} == {"run.json", "trained"}
+        assert {path.name for path in run.iterdir()} == {"run.json", "trained", "without-client-0"}
+        evidence = {path.name for path in (run / "without-client-0").iterdir()}
+        assert {"results.json", "report.html"} <= evidence  # numbers and plots stay, weights and vectors do not
+        assert {path.parent for path in run.rglob("*.safetensors")} == {run / "trained"}
         assert not [file for file in run.rglob("*") if file.is_file() and vector in file.read_bytes()]
         memory = load_file(run / "trained" / "memory.safetensors")
         assert set(memory) == {"client-1", "client-2"}
