@@ -95,10 +95,11 @@ def demo(
     require_writable(out)
     backdoor = SCENARIO.backdoor
     assert backdoor is not None
-    _tell(
+    messages.print(
         f"{SCENARIO.clients} clients train a digit classifier together. One of them, [bold]{SCENARIO.attacker}[/], "
-        f"hides a trigger in its data:\na {backdoor.size}x{backdoor.size} white square makes any digit a "
-        f"{backdoor.target}. It must be forgotten, without retraining and without its data.\n"
+        f"hides a trigger in its data: a {backdoor.size}x{backdoor.size} white square makes any digit a "
+        f"{backdoor.target}. It must be forgotten, without retraining and without its data.\n",
+        highlight=False,
     )
     with progress_bars(messages) as progress:
         results = run_demo(numbers, progress=progress)

@@ -10,6 +10,11 @@ from expunge.unlearning.request import Request
 COUNTS = {"ada": 4, "bob": 6, "cyd": 10}
 
 
+def retained_counts(parties):
+    """Samples that each retained client keeps."""
+    return {name: parties.counts[name] - len(left_out) for name, left_out in parties.retained.items()}
+
+
 class TestRequest:
     def test_one_name_several_names_and_duplicates(self):
         assert Request.of("ada").clients == ("ada",)
@@ -50,7 +55,7 @@ class TestParties:
         assert parties.retained == {"ada": (), "cyd": ()}
         assert parties.owners == {"bob": None}
         assert parties.forgotten_counts == {"bob": 6}
-        assert parties.retained_counts == {"ada": 4, "cyd": 10}
+        assert retained_counts(parties) == {"ada": 4, "cyd": 10}
         assert parties.mass == pytest.approx(6 / 20)
 
     def test_samples_and_a_client(self):
@@ -60,7 +65,7 @@ class TestParties:
         assert parties.retained == {"bob": (), "cyd": (0, 5, 9)}
         assert parties.owners == {"ada": None, "cyd": (0, 5, 9)}
         assert parties.forgotten_counts == {"ada": 4, "cyd": 3}
-        assert parties.retained_counts == {"bob": 6, "cyd": 7}
+        assert retained_counts(parties) == {"bob": 6, "cyd": 7}
         assert parties.mass == pytest.approx(7 / 20)
 
     def test_samples_that_empty_a_client_are_the_whole_client(self):
@@ -68,7 +73,7 @@ class TestParties:
         assert by_samples == Request.of("ada").parties(COUNTS)
         almost = Request.of(samples={"ada": range(3)}).parties(COUNTS)
         assert almost.leaving == ()
-        assert almost.retained_counts["ada"] == 1
+        assert retained_counts(almost)["ada"] == 1
 
     def test_a_client_of_whom_only_a_vector_is_left(self):
         parties = Request.of("zoe").parties(COUNTS, remembered=["ada", "zoe"])
@@ -123,6 +128,6 @@ class TestParties:
         assert set(parties.leaving) == set(whole)
         assert set(parties.retained) == set(counts) - set(whole)
         forgotten = sum(parties.forgotten_counts.values())
-        assert forgotten + sum(parties.retained_counts.values()) == sum(counts.values())
+        assert forgotten + sum(retained_counts(parties).values()) == sum(counts.values())
         assert parties.mass == pytest.approx(forgotten / sum(counts.values()))
-        assert all(count > 0 for count in parties.retained_counts.values())
+        assert all(count > 0 for count in retained_counts(parties).values())

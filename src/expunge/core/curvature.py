@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, RequestError
 
 Kind = Literal["ggn", "hessian"]
-KINDS = ("ggn", "hessian")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Reduction = Literal["mean", "sum"]
 Product = Callable[[Tensor], Tensor]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from expunge.errors import NumericalError, RequestError
 
 Product = Callable[[Tensor], Tensor]
 NegativeCurvature = Literal["stop", "ignore", "raise-damping"]
-NEGATIVE_CURVATURE = ("stop", "ignore", "raise-damping")
+NEGATIVE_CURVATURE: tuple[NegativeCurvature, ...] = get_args(NegativeCurvature)
 Status = Literal["converged", "iterations", "negative-curvature", "zero-right-side"]
 
 _NO_CURVATURE = "Conjugate gradient met a direction without any curvature: give a damping above 0."

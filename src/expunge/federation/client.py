@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from expunge.core.curvature import Curvature, differentiable_attention
+from expunge.core.curvature import Curvature, Kind, differentiable_attention
 from expunge.core.krylov import conjugate_gradient
 from expunge.core.losses import Loss, objective
 from expunge.core.vectors import Layout, Snapshot
@@ -114,7 +114,7 @@ class Client:
     @_perform.register
     def _(self, task: CurvatureProduct) -> Sum:
         count = len(self.data.available(task.exclude))
-        curvature = self._curvature_at(task)
+        curvature = self._curvature_at(task.model, task.kind, task.draw, task.exclude)
         total = torch.stack([curvature @ vector for vector in task.vectors]) * count
         return Sum(total, count, PRODUCT_COST * curvature.count * len(task.vectors))
 
@@ -122,7 +122,7 @@ class Client:
     def _(self, task: LocalSolve) -> Solved:
         chosen = self.data.available() if task.only is None else self.data.checked(task.only)
         gradient = self._gradient(task.model, chosen)
-        curvature = self._curvature_at(CurvatureProduct(task.model, gradient, task.kind))
+        curvature = self._curvature_at(task.model, task.kind)
         solution = conjugate_gradient(
             lambda vector: curvature @ vector,
             gradient,
@@ -214,21 +214,15 @@ class Client:
         size = min(draw.size, len(available))
         return available[order[len(order) - size :] if draw.from_back else order[:size]]
 
-    def _curvature_at(self, task: CurvatureProduct) -> Curvature:
+    def _curvature_at(self, model: Snapshot, kind: Kind, draw: Draw | None = None, exclude: Indices = ()) -> Curvature:
         """The curvature operator, built once and reused as long as model, samples and kind stay the same."""
-        key = (task.model.digest, task.kind, task.draw, task.exclude)
+        key = (model.digest, kind, draw, exclude)
         self._model.eval()  # also for a kept operator: chunks beyond its budget are rebuilt from the model
         if self._curvature is None or self._curvature[0] != key:
             self._curvature = None  # free the old graphs before building new ones
-            inputs, targets = self._take(self._drawn(task.draw, task.exclude))
+            inputs, targets = self._take(self._drawn(draw, exclude))
             curvature = Curvature(
-                self._model,
-                task.model,
-                inputs,
-                targets,
-                self._loss,
-                kind=task.kind,
-                budget_bytes=self._budget_bytes,
+                self._model, model, inputs, targets, self._loss, kind=kind, budget_bytes=self._budget_bytes
             )
             self._curvature = (key, curvature)
         return self._curvature[1]

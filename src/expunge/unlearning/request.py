@@ -95,11 +95,6 @@ class Parties:
             if name in self.counts
         }
 
-    @cached_property
-    def retained_counts(self) -> dict[str, int]:
-        """Samples that each retained client keeps."""
-        return {name: self.counts[name] - len(left_out) for name, left_out in self.retained.items()}
-
     @property
     def mass(self) -> float:
         """w_u: the share of all samples that is to be forgotten."""
