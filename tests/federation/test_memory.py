@@ -330,3 +330,23 @@ class TestFile:
         total = torch.stack([vector(left, name) for name in left.clients]).sum(dim=0)
         torch.testing.assert_close(total, torch.zeros(SIZE, dtype=torch.float64), atol=1e-12, rtol=0)
         assert json.dumps(left._rounds).count("lovelace") == 0
+
+
+def test_under_partial_participation_the_correction_is_near_the_exact_one():
+    """Exact: the vectors rebuilt round by round without the leaver. The kept ones know mean weights only."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"client-{number}" for number in range(10)]
+    weights = {name: 1.0 + number % 3 for number, name in enumerate(names)}
+    pulls = {name: torch.randn(30, generator=generator).double() for name in names}
+    kept, exact = Memory(), Memory()
+    for _ in range(60):
+        chosen = [names[i] for i in torch.randperm(10, generator=generator)[:5].tolist()]
+        updates = {name: pulls[name] + 0.3 * torch.randn(30, generator=generator).double() for name in chosen}
+        kept.record(updates, {name: weights[name] for name in chosen})
+        rest = [name for name in chosen if name != "client-0"]
+        exact.record({name: updates[name] for name in rest}, {name: weights[name] for name in rest})
+    after = kept.without(["client-0"])
+    corrected = [float((after._vectors[n] - exact._vectors[n]).norm() / exact._vectors[n].norm()) for n in names[1:]]
+    untouched = [float((kept._vectors[n] - exact._vectors[n]).norm() / exact._vectors[n].norm()) for n in names[1:]]
+    assert max(corrected) < 0.15
+    assert sum(corrected) < 0.5 * sum(untouched)
