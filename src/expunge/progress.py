@@ -6,11 +6,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as Remaining
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from expunge.federation.fedavg import Progress as Callback
 from expunge.federation.local import LocalEngine
+
+FEWEST_STEPS = 4
+"""Before so many are done, the time that is left is not known: side by side, the first ones end together."""
+
+
+class _Left(TimeRemainingColumn):
+    """The time that is left, once enough is done to tell."""
+
+    def render(self, task: Task) -> Text:
+        """Return dashes at first, then the estimate."""
+        if task.completed < FEWEST_STEPS:
+            return Text("-:--:--", style="progress.remaining")
+        return super().render(task)
 
 
 @contextmanager
@@ -25,7 +47,15 @@ def progress_bars(console: Console | None = None) -> Iterator[Callback]:
     if not console.is_terminal:  # nobody watches; rich would leave an empty line in the log
         yield lambda *_: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("gone,"),
+        _Left(),
+        TextColumn("left"),
+    )
     known: dict[str, TaskID] = {}
     bars = Progress(*columns, console=console, transient=True)
 
