@@ -313,7 +313,11 @@ def test_a_bad_training_is_one_line_and_makes_no_folder(tmp_path, expunge, argum
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", [idx(torch.zeros(3, 28, 28, dtype=torch.uint8)), b"broken", b""])
+@pytest.mark.parametrize(
+    "content",
+    [idx(torch.zeros(3, 28, 28, dtype=torch.uint8)), b"broken", b""],
+    ids=["another file of the format", "no gzip", "empty"],
+)
 def test_a_broken_dataset_file_is_one_line(tmp_path, expunge, run, content):
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)

@@ -195,8 +195,9 @@ def forget_command(
     engine, state = folder.engine(federation), folder.trained(federation)
     with progress_bars(messages) as progress:
         if chosen.name == "retrain":
-            number = folder.retrained(request) if seed is None else seed
-            fresh = derived_seed(folder.scenario.seed, "retrain", number)
+            # A chosen seed and the next unused one never meet: two equal models would look like no noise at all.
+            which = ("next", folder.retrained(request)) if seed is None else ("chosen", seed)
+            fresh = derived_seed(folder.scenario.seed, "retrain", *which)
             plan = dataclasses.replace(folder.scenario.plan, seed=fresh)
             changed |= {"start": federation.initial(fresh), "plan": plan, "progress": progress}
         chosen = chosen.configured(**changed)
