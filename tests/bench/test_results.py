@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expunge.bench.results import MEASURES, Results, Row, environment
+from expunge.bench.results import MEASURES, Results, Row, Series, Variant, environment
 from expunge.errors import DataError, ExpungeError, RequestError
 
 ROWS = [
@@ -30,7 +30,7 @@ def test_fields_are_the_documented_ones_in_order():
     expected = (
         "method seed test_accuracy forget_accuracy forget_loss asr mia_auc kl kl_forget logit_mse agreement"
         " parameter_gap causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds speedup"
-        " sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead verdict"
+        " sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant"
     )
     assert " ".join(field.name for field in fields(Row)) == expected
 
@@ -169,3 +169,20 @@ def test_environment_is_plain_and_tells_no_names(tmp_path):
         "device",
     }
     assert not any("/" in str(value) for value in found.values())
+
+
+def test_variants_and_series_come_back_and_one_variant_stands_alone(tmp_path):
+    rows = [Row("trained", 10, asr=0.9, variant="weak"), Row("trained", 10, asr=1.0, variant="strong")]
+    variants = {name: Variant({"alpha": 0.5, "name": name}, NOISE, {}) for name in ("weak", "strong")}
+    series = [Series("hf-kcu", "weak", "iteration", "residual", [0.0, 1.0], [1.0, 0.5])]
+    results = Results("backdoor", {}, {}, rows, {}, variants, series)
+    results.save(tmp_path / "results.json")
+    again = Results.load(tmp_path / "results.json")
+    assert again == results
+    strong = again.part("strong")
+    assert strong.values("trained", "asr") == [1.0]
+    assert strong.scenario["name"] == "strong"
+    assert strong.noise == NOISE
+    assert strong.series == []
+    with pytest.raises(RequestError, match="weak, strong"):
+        again.part("none")

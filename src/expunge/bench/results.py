@@ -7,7 +7,7 @@ import platform
 import statistics
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,8 @@ Noise = dict[str, dict[str, float]]
 class Row:
     """What one method reached in one run; a value that was not measured is None.
 
-    Accuracies and rates lie in [0, 1]. Several rows may share method and seed (retrained models do).
+    Accuracies and rates lie in [0, 1]. Several rows may share method and seed (retrained models do). Where an
+    experiment compares several settings, ``variant`` names the row's.
     """
 
     method: str
@@ -54,9 +55,10 @@ class Row:
     stored_bytes: float | None = None
     training_overhead: float | None = None
     verdict: str | None = None
+    variant: str | None = None
 
 
-MEASURES = tuple(field.name for field in fields(Row) if field.name not in ("method", "seed", "verdict"))
+MEASURES = tuple(part.name for part in fields(Row) if part.name not in ("method", "seed", "variant", "verdict"))
 RATES = frozenset({"test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success"})
 
 
@@ -72,11 +74,37 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One setting of an experiment: what was done, and how much retraining varies there.
+
+    `noise` is over retrained models of fresh initialisations, `noise_same_init` over models retrained from the
+    initialisation that the training began with, other shuffling only.
+    """
+
+    scenario: dict[str, Any]
+    noise: Noise
+    noise_same_init: Noise
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve: what was measured (`y`, one value a seed or one in all) along `x`, under the method's name."""
+
+    method: str
+    variant: str
+    x_name: str
+    y_name: str
+    x: list[float]
+    y: list[float]
+
+
+@dataclass(frozen=True)
 class Results:
     """One experiment: what was done, where, what came out, and how much retraining itself varies.
 
     `noise` maps a measure to its low, high and mean: for kl, kl_forget, logit_mse, agreement and parameter_gap
-    over pairs of retrained models, for accuracies, asr and membership over the retrained models.
+    over pairs of retrained models, for accuracies, asr and membership over the retrained models. An experiment on
+    several settings keeps scenario and noise by variant, and `noise` is empty unless there is one variant only.
 
     Example:
         >>> results = Results("demo", {}, {}, [Row("trained", 0, asr=0.9), Row("trained", 1, asr=1.0)], {})
@@ -89,6 +117,17 @@ class Results:
     environment: dict[str, Any]
     rows: list[Row]
     noise: Noise
+    variants: dict[str, Variant] = field(default_factory=dict)
+    series: list[Series] = field(default_factory=list)
+
+    def part(self, variant: str) -> Self:
+        """The results of one variant alone, in the shape of an experiment that has no others."""
+        if variant not in self.variants:
+            raise RequestError(f"There is no variant {variant!r}; there are {', '.join(self.variants)}.")
+        own = self.variants[variant]
+        rows = [row for row in self.rows if row.variant == variant]
+        series = [curve for curve in self.series if curve.variant == variant]
+        return type(self)(self.experiment, own.scenario, self.environment, rows, own.noise, {variant: own}, series)
 
     def methods(self) -> list[str]:
         """The methods in order of first appearance."""
@@ -123,6 +162,10 @@ class Results:
             "rows": [_plain_row(row) for row in self.rows],
             "noise": _plain(self.noise, "noise"),
         }
+        if self.variants:
+            content["variants"] = {name: _plain(asdict(part), name) for name, part in self.variants.items()}
+        if self.series:
+            content["series"] = [_plain(asdict(curve), f"series {curve.method!r}") for curve in self.series]
         _replace(Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     @classmethod
@@ -136,10 +179,20 @@ class Results:
             raise DataError(f"{path} is not a results file, its JSON is broken: {error}.") from error
         try:
             rows = [Row(**_plain_row(Row(**row))) for row in content["rows"]]
-            noise = {
-                key: {end: float(of[end]) for end in ("low", "high", "mean")} for key, of in content["noise"].items()
+            variants = {
+                name: Variant(dict(part["scenario"]), _noise(part["noise"]), _noise(part["noise_same_init"]))
+                for name, part in content.get("variants", {}).items()
             }
-            return cls(content["experiment"], dict(content["scenario"]), dict(content["environment"]), rows, noise)
+            series = [Series(**curve) for curve in content.get("series", [])]
+            return cls(
+                content["experiment"],
+                dict(content["scenario"]),
+                dict(content["environment"]),
+                rows,
+                _noise(content["noise"]),
+                variants,
+                series,
+            )
         except (KeyError, TypeError, AttributeError, ValueError, DataError) as error:
             raise DataError(f"{path} is not a results file of expunge ({type(error).__name__}: {error}).") from error
 
@@ -164,10 +217,16 @@ def environment() -> dict[str, Any]:
     }
 
 
+def _noise(content: Mapping[str, Mapping[str, float]]) -> Noise:
+    return {key: {end: float(of[end]) for end in ("low", "high", "mean")} for key, of in content.items()}
+
+
 def _plain_row(row: Row) -> dict[str, Any]:
     where = f"method {row.method!r}, seed {row.seed}"
     content = _plain(asdict(row), where)
-    if not isinstance(content["method"], str) or type(content["seed"]) is not int:
+    if not isinstance(content["method"], str) or not isinstance(content["variant"], str | None):
+        raise DataError(f"A row's method and variant are names, but {where} has variant {row.variant!r}.")
+    if type(content["seed"]) is not int:
         raise DataError(f"A row needs a method's name and a whole seed, but has {where}.")
     for name in MEASURES:
         value = content[name]
@@ -175,7 +234,7 @@ def _plain_row(row: Row) -> dict[str, Any]:
             raise DataError(f"{name} of {where} must be a number or None, but is {value!r}.")
         if value is not None and name in RATES and not -1e-6 <= value <= 1 + 1e-6:
             raise DataError(f"{name} of {where} must lie in [0, 1], but is {value}.")
-    return {field.name: content[field.name] for field in fields(Row)}
+    return {part.name: content[part.name] for part in fields(Row)}
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -83,6 +83,8 @@ def weighted_sum(vectors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
 class Snapshot:
     """What a federation's model is at one moment: the flat parameters, and the buffers apart.
 
+    ``layout`` says where in the flat vector each layer lies; methods that work layer by layer need it.
+
     Example:
         >>> model = nn.BatchNorm1d(2)
         >>> snapshot = Snapshot.of(model)
@@ -92,13 +94,14 @@ class Snapshot:
 
     parameters: Tensor
     buffers: Mapping[str, Tensor]
+    layout: Layout | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> Snapshot:
         """A copy of the model's parameters and buffers, refused where one is not finite."""
-        parameters = Layout.of(model).flatten(dict(model.named_parameters()))
+        layout = Layout.of(model)
         buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-        snapshot = cls(parameters, buffers)
+        snapshot = cls(layout.flatten(dict(model.named_parameters())), buffers, layout)
         snapshot.require_finite()
         return snapshot
 
@@ -110,7 +113,13 @@ class Snapshot:
 
     def moved(self, parameters: Tensor) -> Snapshot:
         """The same buffers with other parameters."""
-        return Snapshot(parameters, self.buffers)
+        return replace(self, parameters=parameters)
+
+    def layers(self) -> Layout:
+        """Where each layer lies; refused where the snapshot was made without."""
+        if self.layout is None:
+            raise ModelError("This method works layer by layer: make the snapshot with Snapshot.of(model).")
+        return self.layout
 
     def write_to(self, model: nn.Module) -> None:
         """Copy this snapshot into the model, in place."""

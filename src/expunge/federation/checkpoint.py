@@ -33,6 +33,6 @@ def load_snapshot(model: nn.Module, path: Path) -> Snapshot:
         raise ModelError(f"The checkpoint {path} is of another architecture: {odd!r} is in only one of the two.")
     like = next(model.parameters())
     buffers = {name: tensors[name].to(like.device) for name, _ in model.named_buffers()}
-    snapshot = Snapshot(layout.flatten(tensors).to(like), buffers)
+    snapshot = Snapshot(layout.flatten(tensors).to(like), buffers, layout)
     snapshot.require_finite()
     return snapshot

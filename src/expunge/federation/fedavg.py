@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -155,7 +155,7 @@ def aggregate(model: Snapshot, replies: Mapping[str, Trained]) -> Snapshot:
         bad = next((name for name, reply in replies.items() if not bool(torch.isfinite(reply.update).all())), "?")
         raise NumericalError(f"Training diverged at client {bad!r}: lower the learning rate or the boost.")
     buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
-    return Snapshot(model.parameters + mean, buffers)
+    return replace(model, parameters=model.parameters + mean, buffers=buffers)
 
 
 def average_buffers(buffers: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ from expunge.unlearning.influence import (
     retained_gradient,
 )
 from expunge.unlearning.recovery import Recovery, recovery_round
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.registry import Need, Outcome, register
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.scaling import adaptive_scale, retained_losses, trust_region
 
@@ -303,11 +303,13 @@ def _diagnosis(solution: Solution) -> dict[str, Any]:
     return {name: value for name, value in asdict(replace(solution, vector=torch.empty(0))).items() if name != "vector"}
 
 
-register("hf-kcu", hf_kcu, HfKcuOptions(), "the default: trajectory where vectors were kept, else gradient")
+register("hf-kcu", hf_kcu, HfKcuOptions(), "the default: trajectory where vectors were kept, else gradient", "vectors")
 for _options, _summary in (
     (PAPER, "the paper's update as printed: wrong sign, hardly any step"),
     (GRADIENT, "one gradient of the data to forget, filtered"),
     (TRAJECTORY, "the vector kept while training, filtered; needs nothing of the leaver"),
 ):
-    register(_options.label, hf_kcu, _options, _summary)
-    register(_options.with_recovery().label, hf_kcu, _options.with_recovery(), f"{_summary}; then a recovery round")
+    _needs: Need | None = "vectors" if _options.source == "trajectory" else None
+    _recovering = _options.with_recovery()
+    register(_options.label, hf_kcu, _options, _summary, _needs)
+    register(_recovering.label, hf_kcu, _recovering, f"{_summary}; then a recovery round", _needs)

@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -58,6 +58,9 @@ class Outcome:
 
 Function = Callable[[Engine, ServerState, Request, Any], Outcome]
 
+Need = Literal["vectors", "updates", "shards"]
+"""What training has to keep for a method: one vector per client, every n-th round's updates, or sharded models."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -67,6 +70,7 @@ class Method:
     function: Function
     options: Any
     summary: str
+    needs: Need | None = None
 
     def configured(self, **changes: Any) -> Method:
         """The same method with some options changed; an option that it does not have is refused."""
@@ -88,11 +92,11 @@ class Method:
 _METHODS: dict[str, Method] = {}
 
 
-def register(name: str, function: Function, options: Any, summary: str) -> None:
-    """Make a method known by its name in results."""
+def register(name: str, function: Function, options: Any, summary: str, needs: Need | None = None) -> None:
+    """Make a method known by its name in results, with what it needs training to keep."""
     if name in _METHODS:
         raise ValueError(f"A method {name!r} is registered already.")
-    _METHODS[name] = Method(name, function, options, summary)
+    _METHODS[name] = Method(name, function, options, summary, needs)
 
 
 def methods() -> dict[str, Method]:
