@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import singledispatchmethod
+from collections.abc import Generator
+from functools import partial, singledispatchmethod
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from expunge.federation.tasks import (
     Train,
     Trained,
 )
+from expunge.federation.workbench import Workbench, side_by_side
 
 CHUNK = 256
 
@@ -80,24 +82,25 @@ class Client:
 
     @_perform.register
     def _(self, task: Train) -> Trained:
-        available = self.data.available(task.exclude)
-        task.model.write_to(self._model)
-        self._model.train()
-        parameters = [p for p in self._model.parameters() if p.requires_grad]
-        optimiser = torch.optim.SGD(parameters, lr=task.learning_rate, weight_decay=self._loss.l2)
-        steps = 0
+        bench = Workbench(self._model, self._loss, record=False)
         with torch.random.fork_rng(devices=_devices(task.model.parameters)):
-            torch.manual_seed(task.seed)
-            for _ in range(task.epochs):
-                order = torch.randperm(len(available)).to(available.device)
-                for batch in self._batches(available[order], task.batch_size):
-                    inputs, targets = self._take(batch)
-                    optimiser.zero_grad(set_to_none=True)
-                    self._loss.per_sample(self._model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
-                    optimiser.step()
-                    steps += 1
+            torch.manual_seed(task.seed)  # of what is random in the model
+            return side_by_side([bench], {self.data.name: partial(self.training, task)})[self.data.name]
+
+    def training(self, task: Train, bench: Workbench) -> Generator[None, None, Trained]:
+        """Local training on a bench, a step at a time, so that clients can take turns."""
+        available = self.data.available(task.exclude)
+        task.model.write_to(bench.model)
+        bench.model.train()
+        steps, chance = 0, torch.Generator().manual_seed(task.seed)
+        for _ in range(task.epochs):
+            order = torch.randperm(len(available), generator=chance).to(available.device)
+            for batch in self._batches(available[order], task.batch_size):
+                bench.step(*self._take(batch), task.batch_size, task.learning_rate)
+                steps += 1
+                yield
         try:
-            after = Snapshot.of(self._model)
+            after = Snapshot.of(bench.model)
         except ModelError as problem:
             raise NumericalError(
                 f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."

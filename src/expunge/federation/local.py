@@ -1,9 +1,10 @@
-"""The in-process engine: all clients on this machine, one after another."""
+"""The in-process engine: all clients on this machine, one after another, or side by side on a GPU."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -12,7 +13,8 @@ from expunge.errors import RequestError
 from expunge.federation.client import Client
 from expunge.federation.engine import Cost
 from expunge.federation.local_data import LocalData, MapStyleDataset
-from expunge.federation.tasks import Reply, Task, payload_bytes
+from expunge.federation.tasks import Reply, Task, Train, payload_bytes
+from expunge.federation.workbench import SIDE_BY_SIDE, Workbench, can_record, side_by_side
 
 
 class LocalEngine:
@@ -58,6 +60,11 @@ class LocalEngine:
             for name, data in datasets.items()
         }
         self._known_model: dict[str, str] = {}
+        self._benches = (
+            [Workbench(copy.deepcopy(model), loss) for _ in range(min(len(datasets), SIDE_BY_SIDE))]
+            if can_record(model)
+            else []
+        )
 
     def clients(self) -> dict[str, int]:
         """Names and sample counts."""
@@ -75,15 +82,21 @@ class LocalEngine:
         unknown = [name for name in tasks if name not in self._clients]
         if unknown:
             raise RequestError(f"No client {unknown[0]!r} can be reached; there are {', '.join(self._clients)}.")
-        replies: dict[str, Reply] = {}
+        replies = self._performed(tasks)
         for name, task in tasks.items():
             self.cost.bytes_down += payload_bytes(task, self._known_model.get(name))
             self._known_model[name] = task.model.digest
-            reply = self._clients[name].perform(task)
-            self.cost.bytes_up += payload_bytes(reply)
-            self.cost.sample_gradients += reply.sample_gradients
-            replies[name] = reply
+            self.cost.bytes_up += payload_bytes(replies[name])
+            self.cost.sample_gradients += replies[name].sample_gradients
         self.cost.rounds += 1
         if self.on_round is not None:
             self.on_round(self.cost.rounds)
         return replies
+
+    def _performed(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
+        """All replies: one client after another, but trainings side by side where a GPU can."""
+        trainings = {name: task for name, task in tasks.items() if isinstance(task, Train)}
+        if not self._benches or len(trainings) < len(tasks):
+            return {name: self._clients[name].perform(task) for name, task in tasks.items()}
+        runs = {name: partial(self._clients[name].training, task) for name, task in trainings.items()}
+        return dict(side_by_side(self._benches, runs))

@@ -1,0 +1,140 @@
+"""Where a client trains on a GPU: SGD steps recorded once as a CUDA graph, so that several clients run side by side.
+
+A small network on a large GPU spends its time on launching kernels, not on computing. A recorded step is launched as
+one; benches have a stream each, so their steps overlap. The arithmetic is that of the plain step: the same samples in
+the same order, the last batch of an epoch filled up with samples of weight zero (computed plainly under batch norm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from expunge.core.losses import Loss
+from expunge.core.vectors import Snapshot
+from expunge.federation.tasks import Trained
+
+SIDE_BY_SIDE = 16
+"""How many clients train at once; more would only fill the memory."""
+
+WARM_UP = 3
+"""Steps before recording: libraries choose their kernels in the first ones."""
+
+
+def can_record(model: nn.Module) -> bool:
+    """Whether the model's steps may be recorded: on a GPU, and nothing random in its forward pass.
+
+    Dropout draws from a stream of chance that clients side by side would share; such models train plainly, one client
+    after another.
+
+    Example:
+        >>> can_record(nn.Linear(2, 2))
+        False
+    """
+    random = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+    return next(model.parameters()).is_cuda and not random
+
+
+class Workbench:
+    """A model to train, and the SGD step that trains it.
+
+    Args:
+        model: trained in place.
+        loss: the training loss.
+        record: record the step as a CUDA graph; False computes it plainly, on any device.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, *, record: bool = True) -> None:
+        self.model = model
+        self._loss = loss
+        self._stream = torch.cuda.Stream() if record else None  # type: ignore[no-untyped-call]
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._optimiser = torch.optim.SGD(parameters, weight_decay=loss.l2)
+        self._batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
+        self._step: tuple[object, Callable[[], None]] | None = None
+        self._inputs = self._targets = self._weights = torch.empty(0)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Inside, everything is computed on the bench's own stream."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Begin only after what was asked of the GPU so far is done."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+
+    def step(self, inputs: Tensor, targets: Tensor, batch_size: int, learning_rate: float) -> None:
+        """One SGD step on these samples, the mean of their losses."""
+        size = len(inputs)
+        if self._stream is None or (self._batch_norm and size != batch_size):
+            self._descend(inputs, targets, learning_rate)
+            return
+        key = (batch_size, learning_rate, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
+        if self._step is None or self._step[0] != key:
+            self._inputs = inputs.new_zeros((batch_size, *inputs.shape[1:]))
+            self._targets = targets.new_zeros((batch_size, *targets.shape[1:]))
+            self._weights = torch.zeros(batch_size, dtype=next(self.model.parameters()).dtype, device=inputs.device)
+            self._step = (key, self._recorded(learning_rate))
+        self._inputs[:size] = inputs
+        self._targets[:size] = targets
+        self._weights[:size] = 1 / size
+        self._weights[size:] = 0
+        self._step[1]()
+
+    def _recorded(self, learning_rate: float) -> Callable[[], None]:
+        """The step on what then lies in the bench's own tensors, short batches filled up with weight zero."""
+        plain = partial(self._descend, self._inputs, self._targets, learning_rate, self._weights)
+        before = Snapshot.of(self.model)
+        for _ in range(WARM_UP):
+            plain()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=self._stream):
+            plain()
+        before.write_to(self.model)  # warming up moved it: by weight decay, and batch norm's statistics
+        return graph.replay
+
+    def _descend(self, inputs: Tensor, targets: Tensor, learning_rate: float, weights: Tensor | None = None) -> None:
+        self._optimiser.param_groups[0]["lr"] = learning_rate
+        self._optimiser.zero_grad(set_to_none=True)
+        losses = self._loss.per_sample(self.model(inputs), targets)
+        value = losses.mean() if weights is None else torch.dot(losses, weights)
+        value.backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step()
+
+
+def side_by_side(
+    benches: list[Workbench], runs: Mapping[str, Callable[[Workbench], Generator[None, None, Trained]]]
+) -> dict[str, Trained]:
+    """Let clients take turns, one step each, as many at once as there are benches; replies in the order of the runs."""
+    waiting = list(runs.items())
+    active: dict[Workbench, tuple[str, Generator[None, None, Trained]]] = {}
+    replies: dict[str, Trained] = {}
+    for bench in benches:
+        bench.wait()
+    while waiting or active:
+        for bench in benches:
+            if bench not in active:
+                if not waiting:
+                    continue
+                name, run = waiting.pop(0)
+                active[bench] = (name, run(bench))
+            name, steps = active[bench]
+            with bench.at_work():
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    replies[name] = done.value
+                    del active[bench]
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return {name: replies[name] for name in runs}

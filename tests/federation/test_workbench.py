@@ -1,0 +1,101 @@
+"""Training on benches: clients that take turns end where they would end alone, recorded or not."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
+from expunge.errors import NumericalError
+from expunge.federation.client import Client
+from expunge.federation.local import LocalEngine
+from expunge.federation.local_data import LocalData
+from expunge.federation.tasks import Train
+from expunge.federation.workbench import Workbench, can_record, side_by_side
+from federation.small import clients, mlp, norm_net
+
+COUNTS = {"ada": 9, "bob": 11, "cyd": 4, "dan": 17}
+
+
+def parts(build=mlp):
+    loss, model = CrossEntropy(l2=0.01), build()
+    people = {name: Client(LocalData(data, name), build(), loss) for name, data in clients(**COUNTS).items()}
+    tasks = {name: Train(Snapshot.of(model), 2, 4, 0.1, seed) for seed, name in enumerate(people)}
+    return people, tasks, loss
+
+
+@pytest.mark.parametrize("benches", [1, 2, 3, 6])
+def test_side_by_side_equals_one_after_another(benches):
+    people, tasks, loss = parts()
+    alone = {name: people[name].perform(task) for name, task in tasks.items()}
+    runs = {name: partial(people[name].training, task) for name, task in tasks.items()}
+    together = side_by_side([Workbench(mlp(seed=9), loss, record=False) for _ in range(benches)], runs)
+    assert list(together) == list(tasks)
+    for name, reply in together.items():
+        assert torch.equal(reply.update, alone[name].update)
+        assert (reply.steps, reply.count) == (alone[name].steps, COUNTS[name])
+    assert len({float(reply.update.norm()) for reply in together.values()}) == len(COUNTS)
+
+
+def test_clients_take_turns_step_by_step():
+    people, tasks, loss = parts()
+    order = []
+
+    def watched(name, bench):
+        steps = people[name].training(tasks[name], bench)
+        while True:
+            order.append(name)
+            try:
+                yield next(steps)
+            except StopIteration as done:
+                return done.value
+
+    side_by_side([Workbench(mlp(), loss, record=False) for _ in range(2)], {n: partial(watched, n) for n in people})
+    assert order[:6] == ["ada", "bob"] * 3
+
+
+def test_a_step_is_plain_sgd_with_weight_decay():
+    model, loss = mlp(), CrossEntropy(l2=0.1)
+    inputs, targets = clients(ada=5)["ada"]
+    leaf = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    hidden = torch.tanh(inputs @ leaf[0].T + leaf[1])
+    value = torch.nn.functional.cross_entropy(hidden @ leaf[2].T + leaf[3], targets)
+    expected = [p - 0.3 * (g + 0.1 * p) for p, g in zip(leaf, torch.autograd.grad(value, leaf), strict=True)]
+    Workbench(model, loss, record=False).step(inputs, targets, batch_size=5, learning_rate=0.3)
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), wanted.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_divergence_is_told_with_the_client_who_diverged():
+    people, tasks, loss = parts()
+    tasks["bob"] = dataclasses.replace(tasks["bob"], learning_rate=1e300)
+    runs = {name: partial(people[name].training, task) for name, task in tasks.items()}
+    with pytest.raises(NumericalError, match="'bob'"):
+        side_by_side([Workbench(mlp(), loss, record=False) for _ in range(4)], runs)
+
+
+def test_nothing_is_recorded_on_a_cpu():
+    assert not can_record(mlp())
+    assert LocalEngine(mlp(), CrossEntropy(), clients(**COUNTS))._benches == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")
+@pytest.mark.parametrize("build", [mlp, norm_net])
+def test_recorded_steps_are_the_plain_ones(build):
+    model = build().cuda()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    data = {name: (inputs.cuda(), labels.cuda()) for name, (inputs, labels) in clients(**COUNTS).items()}
+    engine = LocalEngine(model, CrossEntropy(l2=0.01), data)
+    assert len(engine._benches) == len(COUNTS)
+    for rate in (0.1, 0.2, 0.1):  # another learning rate is recorded anew
+        tasks = {name: Train(Snapshot.of(model), 3, 4, rate, seed) for seed, name in enumerate(data)}
+        recorded = engine.ask(tasks)
+        for name, task in tasks.items():
+            plain = engine._clients[name].perform(task)
+            torch.testing.assert_close(recorded[name].update, plain.update, rtol=1e-9, atol=1e-12)
+            for buffer, values in plain.buffers.items():
+                torch.testing.assert_close(recorded[name].buffers[buffer], values, rtol=1e-9, atol=1e-12)
