@@ -1,17 +1,17 @@
 """How long training takes: FedAvg on random images of a dataset's shape, which take as long as real ones.
 
-Usage: python benchmarks/training.py --device cuda       CIFAR-10's shape, the paper's protocol
+Usage: python benchmarks/training.py --device cuda       CIFAR-10's shape and number of images, the paper's protocol
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from pathlib import Path
 
 import torch
 
-from expunge.bench.results import environment
+from expunge.bench.results import Results, Series, environment
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.data import dirichlet
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/training/results.json"))
     asked = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(asked.samples, 3, 32, 32, generator=generator).to(asked.device)
@@ -48,7 +49,12 @@ def main() -> None:
         if asked.device != "cpu":
             torch.cuda.synchronize()
         seconds.append(round(time.perf_counter() - started, 2))
-    print(json.dumps({"asked": vars(asked), "seconds": seconds, "environment": environment()}))
+    repeats = [float(number) for number in range(1, len(seconds) + 1)]
+    label = f"{asked.model}, {asked.clients} clients, {asked.rounds} rounds of {asked.epochs} epochs"
+    curve = Series(f"FedAvg on {environment()['device']}", label, "run", "seconds", repeats, seconds)
+    results = Results("training", vars(asked) | {"out": str(asked.out.name)}, environment(), [], {}, {}, [curve])
+    results.save(asked.out)
+    print(f"{label}: {seconds} s; written to {asked.out}")
 
 
 if __name__ == "__main__":

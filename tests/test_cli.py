@@ -247,7 +247,7 @@ BAD_REQUESTS = {
     "damping nan": (as_it_was, ["--client", "client-0", "--damping", "nan"], "damping"),
     "negative tau": (as_it_was, ["--client", "client-0", "--tau", "-0.1"], "tau"),
     "no samples": (as_it_was, ["--client", "client-0", "--curvature-samples", "0"], "samples"),
-    "unknown method": (as_it_was, ["--client", "client-0", "--method", "sisa"], "hf-kcu-trajectory"),
+    "unknown method": (as_it_was, ["--client", "client-0", "--method", "amnesia"], "hf-kcu-trajectory"),
     "trajectory of samples": (as_it_was, ["--samples", "client-0:1", "--method", "hf-kcu-trajectory"], "whole clients"),
     "an option of another method": (
         as_it_was,

@@ -212,7 +212,7 @@ def nan_data(as_pairs):
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, iterations=0), RequestError, "iterations"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, curvature="fisher"), RequestError, "ggn, hessian"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, loss="hinge"), RequestError, "hinge"),
-        (lambda: forget(mlp(), DATA, "ada", damping=0.1, use="sisa"), RequestError, "hf-kcu-gradient"),
+        (lambda: forget(mlp(), DATA, "ada", damping=0.1, use="amnesia"), RequestError, "hf-kcu-gradient"),
         (lambda: forget(mlp(), {}, "ada", damping=0.1), RequestError, "at least one client"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, recovery=Recovery()), RequestError, "learning rate"),
         (lambda: forget(mlp(), DATA, "ada", use="retrain"), RequestError, "training plan"),

@@ -14,16 +14,22 @@ from rich.console import Console
 from rich.markup import escape
 
 import expunge
+from expunge.bench.cells import Store
 from expunge.bench.demo import SCENARIO, SEEDS, run_demo
+from expunge.bench.experiments import EXPERIMENTS, experiment
+from expunge.bench.files import require_new, require_writable
 from expunge.bench.results import Results
-from expunge.bench.run_folder import RunFolder, require_new, require_writable
+from expunge.bench.run_folder import RunFolder
+from expunge.bench.runner import require_data
+from expunge.bench.runner import run as run_experiment
+from expunge.bench.scales import LEAVER, SCALES, scale_of
 from expunge.bench.scenario import Scenario
 from expunge.data import DATASETS, Backdoor
 from expunge.errors import ExpungeError, RequestError
-from expunge.federation.fedavg import TrainingPlan, derived_seed, train
+from expunge.federation.fedavg import Keep, TrainingPlan, derived_seed, train
 from expunge.models import MODELS
 from expunge.progress import progress_bars, watch_rounds
-from expunge.report import save_plots, terminal_table, write_report
+from expunge.report import publish, terminal_tables
 from expunge.report.headline import headline
 from expunge.report.measures import FEWEST_RETRAINS
 from expunge.unlearning.registry import Outcome, method, methods
@@ -93,10 +99,9 @@ def demo(
     """
     numbers = _numbers(seeds, "--seeds")
     require_writable(out)
-    backdoor = SCENARIO.backdoor
-    assert backdoor is not None
+    backdoor = SCENARIO.backdoors[LEAVER]
     messages.print(
-        f"{SCENARIO.clients} clients train a digit classifier together. One of them, [bold]{SCENARIO.attacker}[/], "
+        f"{SCENARIO.clients} clients train a digit classifier together. One of them, [bold]{LEAVER}[/], "
         f"hides a trigger in its data: a {backdoor.size}x{backdoor.size} white square makes any digit a "
         f"{backdoor.target}. It must be forgotten, without retraining and without its data.\n",
         highlight=False,
@@ -106,6 +111,44 @@ def demo(
     _publish(results, out, show_table=not as_json)
     if as_json:
         print((out / "results.json").read_text())
+
+
+@app.command(
+    "bench",
+    epilog="Examples: [bold]expunge bench backdoor[/bold]; [bold]expunge bench main backdoor --scale paper --device "
+    "cuda[/bold]. Stop it whenever you like: it goes on where it was.",
+)
+def bench_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"One of {', '.join(EXPERIMENTS)}, or all.")],
+    scale: Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.")] = "small",
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; each scale has its own.")] = None,
+    out: Annotated[Path, typer.Option(help="Where results go, and the models that experiments share.")] = Path(
+        "runs/bench"
+    ),
+    data_dir: DataOption = None,
+    device: DeviceOption = "auto",
+    workers: Annotated[int | None, typer.Option(help="Processes side by side; by default one a core.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every method, in the paper's tables and figures and beyond them.
+
+    Each experiment leaves results.json, rows.csv, table.md, plots and a report in a folder of its own.
+    """
+    chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
+    size = scale_of(scale, data_dir)
+    numbers = _numbers(seeds, "--seeds") if seeds is not None else list(size.seeds)
+    for each in chosen:
+        require_data(each.settings(size), data_dir)
+    store = Store(out / size.name, _device(device), data_dir)
+    if size.name == "small" and size.base.dataset == "digits":
+        _tell("Fashion-MNIST is not in the data folder (see --data-dir), so this runs on digits.")
+    for each in chosen:
+        _tell(f"[bold]{each.name}[/]: {each.title}.")
+        with progress_bars(messages) as progress:
+            results = run_experiment(each, size, numbers, store, workers=workers, progress=progress)
+        _publish(results, store.root / each.name, show_table=not as_json)
+        if as_json:
+            print((store.root / each.name / "results.json").read_text())
 
 
 @app.command(
@@ -129,6 +172,9 @@ def train_command(
     learning_rate: Annotated[float, typer.Option(help="Of the clients' SGD.")] = 0.05,
     participation: Annotated[float, typer.Option(help="Share of the clients in each round.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the split, the poisoning, the initial weights, the training.")] = 0,
+    keep_updates: Annotated[
+        int | None, typer.Option(help="Also store all updates of every so many rounds: fed-eraser needs them.")
+    ] = None,
     data_dir: DataOption = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")] = False,
     device: DeviceOption = "cpu",
@@ -140,19 +186,19 @@ def train_command(
         model=model or ("digits-net" if dataset == "digits" else "cnn"),
         clients=clients,
         alpha=alpha,
-        attacker=attacker or "client-0",
-        backdoor=Backdoor(target, patch, poisoned, boost) if attacker else None,
+        backdoors={attacker: Backdoor(target, patch, poisoned, boost)} if attacker else {},
         plan=TrainingPlan(rounds, epochs, batch_size, learning_rate, participation, seed),
         seed=seed,
     )
     _few_threads(scenario)
     federation = scenario.build(data_dir, download=download, device=_device(device))
     with progress_bars(messages) as progress:
-        state = train(federation.engine(), federation.initial(), scenario.plan, progress=progress)
+        keep = Keep(updates_every=keep_updates)
+        state = train(federation.engine(), federation.initial(), scenario.plan, keep=keep, progress=progress)
     RunFolder.create(out, federation, state)
     kept = state.memory.stored_bytes if state.memory else 0
     _tell(f"Trained {clients} clients for {rounds} rounds; {kept / 1e6:.1f} MB of vectors kept. Now forget one:")
-    _tell(f"  expunge forget {out} --client {scenario.attacker}")
+    _tell(f"  expunge forget {out} --client {attacker or scenario.names[0]}")
 
 
 @app.command(
@@ -264,13 +310,13 @@ def _finish_forget(
 
 
 def _publish(results: Results, out: Path, *, show_table: bool) -> None:
-    """Files in the folder, and the table on the terminal."""
-    results.save(out / "results.json")
-    save_plots(results, out)
-    report = write_report(results, out / "report.html")
+    """Files in the folder, and the tables on the terminal."""
+    report = publish(results, out)
     if show_table:
-        output.print(terminal_table(results))
-        output.print(f"\n[bold]{headline(results).title}[/]")
+        for table in terminal_tables(results, output.width):
+            output.print(table)
+        if len(results.variants) < 2 and results.rows:
+            output.print(f"\n[bold]{headline(results).title}[/]")
     _tell(f"Report: {report}   Numbers: {out / 'results.json'}")
 
 

@@ -17,11 +17,11 @@ from expunge.federation.engine import Cost
 from expunge.federation.fedavg import TrainingPlan
 from expunge.unlearning.request import Request
 
+BACKDOOR = Backdoor(target=7, size=3, fraction=0.5, boost=2.0)
 SCENARIO = Scenario(
     model="softmax",
     clients=3,
-    attacker="client-1",
-    backdoor=Backdoor(target=7, size=3, fraction=0.5, boost=2.0),
+    backdoors={"client-1": BACKDOOR},
     plan=TrainingPlan(rounds=1, epochs=1, batch_size=64, learning_rate=0.1),
     seed=4,
 )
@@ -60,7 +60,7 @@ class TestScenario:
         mask, labels = federation.triggered["client-1"], federation.datasets["client-1"][1]
         assert (labels[mask] == 7).all()
         task = SCENARIO.plan.task(federation.initial(), 0, "client-1")
-        honest = dataclasses.replace(SCENARIO, backdoor=dataclasses.replace(SCENARIO.backdoor, boost=1.0)).build()
+        honest = dataclasses.replace(SCENARIO, backdoors={"client-1": dataclasses.replace(BACKDOOR, boost=1.0)}).build()
         boosted = federation.engine().ask({"client-1": task})["client-1"].update
         torch.testing.assert_close(boosted, 2.0 * honest.engine().ask({"client-1": task})["client-1"].update)
 
@@ -75,9 +75,9 @@ class TestScenario:
 
     def test_nonsense_is_refused(self):
         with pytest.raises(RequestError, match="target must be below 10"):
-            dataclasses.replace(SCENARIO, backdoor=Backdoor(target=10)).build()
+            dataclasses.replace(SCENARIO, backdoors={"client-1": Backdoor(target=10)}).build()
         with pytest.raises(RequestError, match="no client 'client-9' to attack"):
-            dataclasses.replace(SCENARIO, attacker="client-9").build()
+            dataclasses.replace(SCENARIO, backdoors={"client-9": BACKDOOR}).build()
         with pytest.raises(RequestError, match="seed"):
             dataclasses.replace(SCENARIO, seed=-1)
 
@@ -97,7 +97,7 @@ class TestMeasuring:
         assert found.alone["forget_accuracy"] == pytest.approx(float((forget.argmax(1) == labels).double().mean()))
         assert found.alone["forget_loss"] == pytest.approx(float(F.cross_entropy(forget, labels)), rel=1e-5)
         others = federation.dataset.test_labels != 7
-        stamped = stamp(federation.dataset.test_inputs[others], SCENARIO.backdoor, federation.dataset.white)
+        stamped = stamp(federation.dataset.test_inputs[others], BACKDOOR, federation.dataset.white)
         hits = logits(federation, snapshot, stamped).argmax(1) == 7
         assert found.alone["asr"] == pytest.approx(float(hits.double().mean()))
 
@@ -115,7 +115,7 @@ class TestMeasuring:
         snapshot = federation.initial(0)
         found = evaluation.measure(snapshot).alone
         dataset = federation.dataset
-        stamped = stamp(dataset.test_inputs, SCENARIO.backdoor, dataset.white)
+        stamped = stamp(dataset.test_inputs, BACKDOOR, dataset.white)
         keep = dataset.test_labels != 7
         sevens = torch.full((int(keep.sum()),), 7)
         inputs, labels = federation.datasets["client-1"]
@@ -131,7 +131,7 @@ class TestMeasuring:
         assert found["mia_success"] == pytest.approx(expected.success_rate, abs=1e-6)
 
     def test_without_a_backdoor_there_is_no_attack(self):
-        clean = dataclasses.replace(SCENARIO, backdoor=None).build()
+        clean = dataclasses.replace(SCENARIO, backdoors={}).build()
         found = Evaluation(clean, Request.of("client-1")).measure(clean.initial(0))
         assert found.alone["asr"] is None
         assert set(found.alone) == set(ALONE)

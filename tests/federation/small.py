@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from expunge.core.vectors import Snapshot
+from expunge.federation.local import LocalEngine
+from expunge.federation.tasks import Reply, Task
 
 FEATURES, CLASSES = 3, 3
 
@@ -61,6 +63,34 @@ class Pairs:
 
     def __getitem__(self, index: int) -> tuple[object, int]:
         return self._rows[index]
+
+
+def scalar_line(slope: float, intercept: float) -> nn.Module:
+    """``slope x + intercept``: two parameters."""
+    model = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        model.weight.fill_(slope)
+        model.bias.fill_(intercept)
+    return model
+
+
+def line_data(*pairs: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    points = torch.tensor(pairs, dtype=torch.float64)
+    return points[:, :1], points[:, 1:]
+
+
+LINES = {"ada": line_data((1, 3)), "bob": line_data((2, 0), (0, 4)), "cyd": line_data((1, 1), (2, 2), (0, 3))}
+"""Three clients of a scalar line: one, two and three points."""
+
+
+class Watching(LocalEngine):
+    """The real engine, and what went through it."""
+
+    def ask(self, tasks: dict[str, Task]) -> dict[str, Reply]:
+        self.asked = [*getattr(self, "asked", []), dict(tasks)]
+        replies = super().ask(tasks)
+        self.replied = [*getattr(self, "replied", []), replies]
+        return replies
 
 
 def theta(model: nn.Module) -> Tensor:

@@ -11,6 +11,7 @@ from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, NumericalError, RequestError
 from expunge.federation.fedavg import (
+    Keep,
     Schedule,
     TrainingPlan,
     _sample_clients,
@@ -20,34 +21,23 @@ from expunge.federation.fedavg import (
     train,
 )
 from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Reply, Task, Train, Trained
-from federation.small import clients, digest_of, linear, mlp, norm_net, samples, seeded, theta
+from expunge.federation.tasks import Train, Trained
+from federation.small import (
+    LINES,
+    Watching,
+    clients,
+    digest_of,
+    line_data,
+    linear,
+    mlp,
+    norm_net,
+    samples,
+    scalar_line,
+    seeded,
+    theta,
+)
 
 FULL = TrainingPlan(rounds=1, epochs=1, batch_size=1000, learning_rate=0.1)
-
-
-class Watching(LocalEngine):
-    """The real engine, and what went through it."""
-
-    def ask(self, tasks: dict[str, Task]) -> dict[str, Reply]:
-        self.asked = [*getattr(self, "asked", []), dict(tasks)]
-        replies = super().ask(tasks)
-        self.replied = [*getattr(self, "replied", []), replies]
-        return replies
-
-
-def scalar_line(slope: float, intercept: float) -> nn.Module:
-    """``slope x + intercept``: two parameters."""
-    model = nn.Linear(1, 1).double()
-    with torch.no_grad():
-        model.weight.fill_(slope)
-        model.bias.fill_(intercept)
-    return model
-
-
-def line_data(*pairs: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-    points = torch.tensor(pairs, dtype=torch.float64)
-    return points[:, :1], points[:, 1:]
 
 
 class TestOneRoundByHand:
@@ -60,11 +50,7 @@ class TestOneRoundByHand:
     Weights 1/6, 2/6, 3/6: mean update (0.2/6 - 0.4/6, 0.2/6 + 0.2/6 + 0.3/6) = (-1/30, 7/60).
     """
 
-    DATA: ClassVar = {
-        "ada": line_data((1, 3)),
-        "bob": line_data((2, 0), (0, 4)),
-        "cyd": line_data((1, 1), (2, 2), (0, 3)),
-    }
+    DATA: ClassVar = LINES
 
     def test_weights_are_the_sample_counts(self):
         model = scalar_line(1.0, 0.0)
@@ -318,6 +304,8 @@ class TestPlanAndSchedule:
         seen = []
         plan = TrainingPlan(rounds=2, epochs=1, batch_size=8, learning_rate=0.1)
         engine = LocalEngine(linear(), CrossEntropy(), clients(a=4, b=4))
-        state = train(engine, Snapshot.of(linear()), plan, remember=False, progress=lambda *said: seen.append(said))
+        state = train(
+            engine, Snapshot.of(linear()), plan, keep=Keep(vectors=False), progress=lambda *said: seen.append(said)
+        )
         assert seen == [("training", 1, 2), ("training", 2, 2)]
         assert state.memory is None

@@ -11,13 +11,13 @@ from torch import nn
 from torch.func import functional_call, grad, hessian
 
 from cases import case
-from expunge.core.losses import CrossEntropy
+from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
 from expunge.federation.client import CHUNK, Client
 from expunge.federation.local import LocalEngine
 from expunge.federation.local_data import LocalData
-from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, LocalSolve, Losses, NormStatistics, Train
+from expunge.federation.tasks import Ascend, CurvatureProduct, Draw, Gradient, LocalSolve, Losses, NormStatistics, Train
 from federation.small import Pairs, digest, digest_of, linear, mlp, norm_net, samples, seeded
 
 L2 = 0.2
@@ -175,6 +175,91 @@ class TestCurvatureProduct:
         torch.testing.assert_close(client.perform(task).total, first)
 
 
+class TestTrainingOnADraw:
+    def test_only_the_drawn_samples_train_but_all_of_them_give_the_weight(self):
+        model, data = mlp(), samples(COUNT)
+        at, draw = Snapshot.of(model), Draw(4, seed=3)
+        client = client_of(model, data)
+        drawn = client._drawn(draw, (0,))
+        rest = tuple(sorted(set(range(COUNT)) - set(drawn.tolist())))
+        reply = client.perform(Train(at, 3, 100, 0.1, 0, exclude=(0,), draw=draw))
+        alone = client.perform(Train(at, 3, 100, 0.1, 0, exclude=rest))
+        torch.testing.assert_close(reply.update, alone.update)
+        assert (reply.count, reply.steps, reply.sample_gradients) == (COUNT - 1, 3, 12)
+
+    def test_one_sample_under_batch_norm_uses_the_models_statistics(self):
+        model = norm_net()
+        at = Snapshot.of(model)
+        reply = client_of(model).perform(Train(at, 1, 4, 0.1, 0, draw=Draw(1, seed=0)))
+        assert float(reply.update.norm()) > 0
+        assert all(torch.equal(reply.buffers[name], at.buffers[name]) for name in at.buffers)
+
+
+class TestAscend:
+    def climb(self, model, data, only=None, loss=None, **options):
+        at = Snapshot.of(model)
+        given = {"epochs": 1, "batch_size": 100, "learning_rate": 0.1, "seed": 0} | options
+        return at.parameters, client_of(model, data, loss).perform(Ascend(at, only=only, **given))
+
+    @pytest.mark.parametrize("only", [None, (4, 1)])
+    def test_up_the_loss_of_those_samples_without_its_l2_term(self, only):
+        model, data = mlp(), samples(COUNT)
+        chosen = torch.arange(COUNT) if only is None else torch.tensor(only)
+        theta, reply = self.climb(model, data, only)
+        slope = grad(objective(model, data, chosen))(theta) - L2 * theta
+        torch.testing.assert_close(reply.update, 0.1 * slope)
+        assert (reply.count, reply.steps, reply.sample_gradients) == (len(chosen), 1, len(chosen))
+
+    def test_down_the_unlearning_cross_entropy(self):
+        """-log(1 - p/2) with p the probability of the true class, by automatic differentiation."""
+        model, (inputs, labels) = linear(), samples(COUNT)
+
+        def unlearning(theta):
+            outputs = functional_call(model, Layout.of(model).unflatten(theta), (inputs,))
+            return -torch.log(1 - outputs.softmax(dim=1)[torch.arange(COUNT), labels] / 2).mean()
+
+        theta, reply = self.climb(model, (inputs, labels), bounded=True)
+        torch.testing.assert_close(reply.update, -0.1 * grad(unlearning)(theta))
+
+    def test_clipped_and_projected(self):
+        model, data = mlp(), samples(COUNT)
+        _, free = self.climb(model, data)
+        _, clipped = self.climb(model, data, max_norm=0.01)
+        assert float(clipped.update.norm()) == pytest.approx(0.1 * 0.01)
+        torch.testing.assert_close(clipped.update / clipped.update.norm(), free.update / free.update.norm())
+        _, inside = self.climb(model, data, radius=0.003, epochs=4)
+        assert float(inside.update.norm()) == pytest.approx(0.003)
+        assert inside.steps == 4
+
+    def test_every_sample_once_an_epoch(self):
+        """With a tiny step the gradient does not change: three batches of three add up to three times the mean."""
+        model, data = linear(), samples(COUNT)
+        _, reply = self.climb(model, data, batch_size=3, learning_rate=1e-9)
+        _, whole = self.climb(model, data, learning_rate=3e-9)
+        assert (reply.steps, reply.sample_gradients) == (3, COUNT)
+        torch.testing.assert_close(reply.update, whole.update, rtol=1e-5, atol=1e-15)
+
+    def test_stops_before_the_step_when_the_accuracy_has_fallen(self):
+        """One sample that is classified right: the first step makes it wrong, the second is not made."""
+        model = linear()
+        inputs, _ = samples(1)
+        labels = model(inputs).argmax(dim=1)
+        _, reply = self.climb(model, (inputs, labels), learning_rate=50.0, epochs=5, stop_accuracy=0.5)
+        assert (reply.steps, reply.sample_gradients) == (1, pytest.approx(1 + 1 / 3))
+        _, never = self.climb(model, (inputs, labels), learning_rate=50.0, epochs=5)
+        assert (never.steps, never.sample_gradients) == (5, 5)
+
+    def test_an_accuracy_needs_classes(self):
+        data = (torch.ones(2, 3).double(), torch.zeros(2, 3).double())
+        with pytest.raises(RequestError, match="stop_accuracy=None"):
+            self.climb(linear(), data, loss=SquaredError(), stop_accuracy=0.1)
+
+    def test_overflow_is_a_numerical_error(self):
+        data = (torch.ones(2, 3).double(), torch.zeros(2, 3).double())
+        with pytest.raises(NumericalError, match="overflowed at client 'ada'"):
+            self.climb(linear(), data, loss=SquaredError(), learning_rate=1e200, epochs=9)
+
+
 class TestLosses:
     def test_line_of_losses(self):
         model, data = mlp(), samples(COUNT)
@@ -285,6 +370,9 @@ def all_tasks(at):
     size = len(at.parameters)
     return [
         Train(at, 2, 4, 0.1, 0, exclude=(1,)),
+        Train(at, 2, 4, 0.1, 0, exclude=(1,), draw=Draw(5, 3)),
+        Ascend(at, 2, 2, 0.1, 0, only=(0, 2, 5)),
+        Ascend(at, 2, 4, 0.1, 0, bounded=True, max_norm=0.2, radius=0.05, stop_accuracy=0.01),
         Gradient(at, only=(0, 2)),
         Gradient(at, exclude=(3,)),
         CurvatureProduct(at, direction(size)[None], "ggn", Draw(5, 0), exclude=(1,)),
@@ -304,7 +392,7 @@ def tensors_of(reply):
     return found
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(11))
 class TestEveryTask:
     def test_a_dataset_of_ones_own_gives_the_same_reply(self, number):
         model = norm_net()

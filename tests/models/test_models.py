@@ -51,7 +51,7 @@ def test_seed_decides_the_weights_and_global_randomness_is_left_alone(name: str)
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(RequestError, match="cnn, resnet18, vit-lite, softmax, digits-net"):
+    with pytest.raises(RequestError, match="cnn, cnn-narrow, resnet18, vit-lite, softmax, digits-net"):
         build("vgg", channels=3, size=32, classes=10, seed=0)
 
 
@@ -88,6 +88,7 @@ def test_vit_attends_between_patches_and_knows_positions() -> None:
 
 NARROW: dict[str, Callable[[], nn.Module]] = {
     "cnn": lambda: CNN(channels=1, size=8, width=4, hidden=8),
+    "cnn-narrow": lambda: build("cnn-narrow", channels=1, size=8, classes=10, seed=0),
     "resnet18": lambda: ResNet18(channels=1, size=8, width=4),
     "vit-lite": lambda: ViTLite(channels=1, size=8, width=8, depth=2, heads=2),
     "softmax": lambda: SoftmaxRegression(64, 10),

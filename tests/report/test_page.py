@@ -10,6 +10,7 @@ from expunge.errors import RequestError
 from expunge.report import write_report
 from expunge.report.headline import chosen_method, headline
 from expunge.report.page import render_report
+from report.bench_cases import bench, convergence
 
 VOID = {"meta", "img", "br"}
 
@@ -138,6 +139,33 @@ def test_nothing_is_claimed_where_doing_nothing_passes(results):
 )
 def test_the_method_spoken_of(methods, expected):
     assert chosen_method(Results("x", {}, {}, [Row(method, 0) for method in methods], {})) == expected
+
+
+def test_many_methods_of_which_the_same_is_said_share_a_sentence():
+    missed = headline(bench().part("strong backdoor")).missed
+    together = next(sentence for sentence in missed if sentence.startswith("These do not remove the client"))
+    assert "(backdoor success 96.4% before)" in together
+    assert "FedOSD (20.1%)" in together
+    assert "FedEraser" not in together
+    assert not any(name in sentence for sentence in missed for name in ("same init", "do nothing"))
+
+
+def test_a_section_and_a_link_for_every_variant():
+    page = render_report(bench())
+    reader = Reader(page)
+    assert [link for link in reader.links if link.startswith("#")] == ["#clean-client", "#strong-backdoor"]
+    assert 'id="strong-backdoor"' in page
+    assert len([link for link in reader.links if link.startswith("data:")]) == 8
+    text = " ".join(reader.text)
+    assert "paper: 71.76" in text
+    assert "retrain noise, same init (low to high)" in text
+    assert "Its Table 8 gives 1170 s" in text
+
+
+def test_a_page_of_curves_alone():
+    reader = Reader(render_report(convergence()))
+    assert len(reader.links) == 1
+    assert "What does not work" not in " ".join(reader.text)
 
 
 def test_an_empty_experiment_still_gives_a_page():

@@ -6,13 +6,13 @@ import numpy
 from rich.console import Console
 
 from expunge.bench.results import Results, Row
-from expunge.report import markdown_table, terminal_table
-from expunge.report.measures import COLUMNS
+from expunge.report import bench_markdown, terminal_table
+from expunge.report.columns import COLUMNS
 
 
 def drawn(results, width=180):
     console = Console(width=width, file=io.StringIO())
-    console.print(terminal_table(results))
+    console.print(terminal_table(results, 160))
     return console.file.getvalue()
 
 
@@ -22,7 +22,7 @@ def expected(results, method, measure):
 
 
 def test_both_tables_hold_independently_computed_means(results):
-    for text in (drawn(results).replace("±", "± "), markdown_table(results)):
+    for text in (drawn(results).replace("±", "± "), bench_markdown(results)):
         for method, name in {"hf-kcu-gradient": "HF-KCU gradient", "retrain": "retrain (gold standard)"}.items():
             line = next(line for line in text.splitlines() if name in line)
             for measure in ("test_accuracy", "forget_accuracy", "asr"):
@@ -32,7 +32,7 @@ def test_both_tables_hold_independently_computed_means(results):
 
 
 def test_terminal_table_ends_with_the_noise_and_a_caption(results):
-    table = terminal_table(results)
+    table = terminal_table(results, 160)
     assert table.row_count == len(results.methods()) + 1
     assert table.rows[-1].style == "dim"
     assert re.search(r"96.7 to +47.9 to +0.0 to 0.2", drawn(results))
@@ -40,7 +40,7 @@ def test_terminal_table_ends_with_the_noise_and_a_caption(results):
 
 
 def test_terminal_colours_follow_the_judgement(results):
-    styles = [[cell.style for cell in column._cells] for column in terminal_table(results).columns]
+    styles = [[cell.style for cell in column._cells] for column in terminal_table(results, 160).columns]
     lines = dict(zip(results.methods(), zip(*styles, strict=True), strict=False))
     assert lines["trained"][3] == "red"
     assert lines["hf-kcu-trajectory"][1:6] == ("green",) * 5
@@ -48,26 +48,26 @@ def test_terminal_colours_follow_the_judgement(results):
 
 
 def test_markdown_has_one_cell_a_column(results):
-    lines = [line for line in markdown_table(results).splitlines() if line.startswith("|")]
+    lines = [line for line in bench_markdown(results).splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(results.methods()) + 1
     assert {len(re.split(r"(?<!\\)\|", line)) - 2 for line in lines} == {1 + len(COLUMNS)}
 
 
 def test_missing_values_are_dashes(clean):
-    line = next(line for line in markdown_table(clean).splitlines() if "HF-KCU trajectory" in line)
+    line = next(line for line in bench_markdown(clean).splitlines() if "HF-KCU trajectory" in line)
     assert line.split("|")[4].strip() == "–"
 
 
 def test_odd_method_names_do_no_harm(results):
     odd = replace(results, rows=[Row("a|b [bold]x", 0, asr=0.5)])
-    assert r"a\|b [bold]x" in markdown_table(odd)
+    assert r"a\|b [bold]x" in bench_markdown(odd)
     assert "a|b [bold]x" in drawn(odd)
 
 
 def test_no_rows_at_all():
     empty = Results("empty", {}, {}, [], {})
     assert terminal_table(empty).row_count == 1
-    assert "retrain noise" in markdown_table(empty)
+    assert "retrain noise" in bench_markdown(empty)
 
 
 def test_a_narrow_terminal_cuts_nothing_off(results):

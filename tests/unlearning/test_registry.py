@@ -9,7 +9,9 @@ from expunge.unlearning.registry import Method, method, methods, register
 def test_the_presets_and_the_gold_standard_are_there():
     known = methods()
     presets = {f"hf-kcu{kind}{more}" for kind in ("-paper", "-gradient", "-trajectory") for more in ("", "+recovery")}
-    assert presets | {"hf-kcu", "retrain"} <= set(known)
+    baselines = {"gradient-ascent", "projected-gradient-ascent", "fine-tuning", "not", "fed-osd"}
+    controls = {"do-nothing", "fine-tuning-same-budget", "unfiltered+recovery"}
+    assert presets | baselines | controls | {"hf-kcu", "retrain"} <= set(known)
     for name, found in known.items():
         assert isinstance(found, Method)
         assert found.name == name
@@ -20,8 +22,8 @@ def test_the_presets_and_the_gold_standard_are_there():
 
 def test_an_unknown_method_lists_the_known_ones():
     with pytest.raises(RequestError) as caught:
-        method("sisa")
-    assert "'sisa'" in str(caught.value)
+        method("amnesia")
+    assert "'amnesia'" in str(caught.value)
     assert all(name in str(caught.value) for name in methods())
     assert "\n" not in str(caught.value)
 

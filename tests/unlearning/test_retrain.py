@@ -6,7 +6,7 @@ import torch
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.fedavg import ServerState, TrainingPlan, train
+from expunge.federation.fedavg import Keep, ServerState, TrainingPlan, train
 from expunge.federation.local import LocalEngine
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain
@@ -61,7 +61,7 @@ def test_another_plan_seed_is_another_model():
 
 def test_without_memory_and_with_progress():
     seen = []
-    outcome = run(Request.of("ada"), remember=False, progress=lambda *said: seen.append(said))
+    outcome = run(Request.of("ada"), keep=Keep(vectors=False), progress=lambda *said: seen.append(said))
     assert outcome.memory is None
     assert seen == [("training", done, 3) for done in (1, 2, 3)]
 

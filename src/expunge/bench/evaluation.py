@@ -49,39 +49,46 @@ class Measured:
 class Evaluation:
     """Measures models against one request.
 
-    Non-members for the membership attack are the test images, and where there is a backdoor the same images with the
-    trigger: matched to the forgotten samples by label and trigger.
+    The backdoors that count are those of the clients whose data is forgotten; with several, their mean success.
+    Non-members for the membership attack are the test images, and for each backdoor the same images with its trigger:
+    matched to the forgotten samples by label and trigger.
     """
 
     def __init__(self, federation: Federation, request: Request) -> None:
         self._federation = federation
         counts = {name: len(labels) for name, (_, labels) in federation.datasets.items()}
         owners = request.parties(counts).owners
-        chosen = {name: slice(None) if indices is None else list(indices) for name, indices in owners.items()}
-        parts = [
-            (*(t[rows] for t in federation.datasets[n]), federation.triggered[n][rows]) for n, rows in chosen.items()
-        ]
-        self._forget_inputs = torch.cat([inputs for inputs, _, _ in parts])
-        self._forget_labels = torch.cat([labels for _, labels, _ in parts])
-        self._forget_triggered = torch.cat([mask for _, _, mask in parts])
+        backdoors = federation.scenario.backdoors
+        self._backdoors = list(dict.fromkeys(backdoors[name] for name in owners if name in backdoors))
+        classes = federation.dataset.classes
+        inputs, labels, groups = [], [], []
+        for name, indices in owners.items():
+            rows = slice(None) if indices is None else list(indices)
+            inputs.append(federation.datasets[name][0][rows])
+            labels.append(federation.datasets[name][1][rows])
+            trigger = 1 + self._backdoors.index(backdoors[name]) if name in backdoors else 0
+            groups.append(labels[-1] + classes * trigger * federation.triggered[name][rows])
+        self._forget_inputs, self._forget_labels = torch.cat(inputs), torch.cat(labels)
+        self._forget_groups = torch.cat(groups)
 
     def measure(self, model: Snapshot) -> Measured:
         """The model alone."""
-        federation, dataset = self._federation, self._federation.dataset
-        test_logits = predict(federation.model, model, dataset.test_inputs)
-        forget_logits = predict(federation.model, model, self._forget_inputs)
-        triggered_logits = None
+        dataset, architecture = self._federation.dataset, self._federation.architecture(model)
+        test_logits = predict(architecture, model, dataset.test_inputs)
+        forget_logits = predict(architecture, model, self._forget_inputs)
+        stamped = [stamp(dataset.test_inputs, backdoor, dataset.white) for backdoor in self._backdoors]
+        triggered_logits = [predict(architecture, model, inputs) for inputs in stamped]
         alone: dict[str, Any] = {
             "test_accuracy": accuracy(test_logits, dataset.test_labels),
             "forget_accuracy": accuracy(forget_logits, self._forget_labels),
             "forget_loss": mean_loss(forget_logits, self._forget_labels),
             "asr": None,
         }
-        backdoor = federation.scenario.backdoor
-        if backdoor is not None:
-            stamped = stamp(dataset.test_inputs, backdoor, dataset.white)
-            triggered_logits = predict(federation.model, model, stamped)
-            alone["asr"] = attack_success_rate(triggered_logits, dataset.test_labels, backdoor.target)
+        if self._backdoors:
+            alone["asr"] = fmean(
+                attack_success_rate(logits, dataset.test_labels, backdoor.target)
+                for logits, backdoor in zip(triggered_logits, self._backdoors, strict=True)
+            )
         alone |= self._membership(test_logits, forget_logits, triggered_logits)
         return Measured(model.parameters, test_logits, forget_logits, alone)
 
@@ -94,6 +101,7 @@ class Evaluation:
         cost: Cost | None = None,
         retrain_costs: Sequence[Cost] = (),
         stored_bytes: int | None = None,
+        training_overhead: float | None = None,
     ) -> Row:
         """A row of results: the mean over the retrained models wherever there is a comparison, else None."""
         others = [other for other in retrained if other is not measured]
@@ -113,20 +121,21 @@ class Evaluation:
             rounds=cost.rounds if cost else None,
             bytes=cost.bytes_down + cost.bytes_up if cost else None,
             stored_bytes=stored_bytes,
+            training_overhead=training_overhead,
         )
 
-    def _membership(self, test: Tensor, forget: Tensor, triggered: Tensor | None) -> dict[str, float]:
-        dataset, backdoor = self._federation.dataset, self._federation.scenario.backdoor
+    def _membership(self, test: Tensor, forget: Tensor, triggered: Sequence[Tensor]) -> dict[str, float]:
+        dataset = self._federation.dataset
         other_losses = [F.cross_entropy(test, dataset.test_labels, reduction="none")]
         other_groups = [dataset.test_labels]
-        if triggered is not None and backdoor is not None:
+        for number, (logits, backdoor) in enumerate(zip(triggered, self._backdoors, strict=True), start=1):
             usable = dataset.test_labels != backdoor.target
             targets = torch.full_like(dataset.test_labels[usable], backdoor.target)
-            other_losses.append(F.cross_entropy(triggered[usable], targets, reduction="none"))
-            other_groups.append(targets + dataset.classes)
+            other_losses.append(F.cross_entropy(logits[usable], targets, reduction="none"))
+            other_groups.append(targets + number * dataset.classes)
         attack = loss_threshold_attack(
             F.cross_entropy(forget, self._forget_labels, reduction="none").cpu(),
-            (self._forget_labels + dataset.classes * self._forget_triggered).cpu(),
+            self._forget_groups.cpu(),
             torch.cat(other_losses).cpu(),
             torch.cat(other_groups).cpu(),
         )
@@ -141,11 +150,12 @@ def _ratio(retrained: Sequence[float], own: float) -> float | None:
 def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -> dict[str, Any]:
     """The measures that need retrained models, averaged over them."""
     distances = [compare(other, measured) for other in others]
+    shared = [name for name in BESIDE if all(name in distance for distance in distances)]
     retrained = fmean(other.alone["test_accuracy"] for other in others)
     own, before = measured.alone["test_accuracy"], trained.alone["test_accuracy"]
     faithfulness = causal_faithfulness(before, retrained, own)
     return {
-        **{name: fmean(distance[name] for distance in distances) for name in BESIDE},
+        **{name: fmean(distance[name] for distance in distances) for name in shared},
         # A flagged value measures the noise of two accuracies; it does not go among results.
         "causal_faithfulness": None if faithfulness.flag else faithfulness.value,
         "accuracy_gap": accuracy_gap(retrained, own),
@@ -154,14 +164,16 @@ def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -
 
 
 def compare(retrained: Measured, measured: Measured) -> dict[str, float]:
-    """How far one model is from one retrained model."""
-    return {
+    """How far one model is from one retrained model; an ensemble has no distance in parameters."""
+    distances = {
         "kl": kl_divergence(retrained.test_logits, measured.test_logits),
         "kl_forget": kl_divergence(retrained.forget_logits, measured.forget_logits),
         "logit_mse": logit_mse(retrained.test_logits, measured.test_logits),
         "agreement": agreement(retrained.test_logits, measured.test_logits),
-        "parameter_gap": parameter_gap(retrained.parameters, measured.parameters),
     }
+    if retrained.parameters.shape == measured.parameters.shape:
+        distances["parameter_gap"] = parameter_gap(retrained.parameters, measured.parameters)
+    return distances
 
 
 def retrain_noise(retrained: Sequence[Measured]) -> dict[str, list[float]]:

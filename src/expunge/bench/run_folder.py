@@ -14,22 +14,19 @@ import dataclasses
 import hashlib
 import json
 import shutil
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
+from expunge.bench.files import appear, load_state, read_json, require_new, save_state
 from expunge.bench.results import Results, environment
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot
-from expunge.errors import DataError, RequestError
-from expunge.federation.checkpoint import load_snapshot, save_snapshot
+from expunge.errors import DataError
+from expunge.federation.checkpoint import load_snapshot
 from expunge.federation.engine import Cost
 from expunge.federation.fedavg import Schedule, ServerState
 from expunge.federation.local import LocalEngine
-from expunge.federation.memory import Memory
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
 
@@ -53,10 +50,10 @@ class RunFolder:
         require_new(path)
 
         def fill(folder: Path) -> None:
-            _save_state(state, federation, folder / "trained")
+            save_state(state, federation, folder / "trained")
             (folder / "run.json").write_text(run._description())
 
-        _appear(path, fill)
+        appear(path, fill)
         return run
 
     @classmethod
@@ -73,7 +70,7 @@ class RunFolder:
 
     def trained(self, federation: Federation) -> ServerState:
         """The state to forget from."""
-        return self._load_state(federation, self.path / "trained")
+        return load_state(federation, self.path / "trained", self.schedule)
 
     def engine(self, federation: Federation) -> LocalEngine:
         """An engine on the clients that have not left for good."""
@@ -95,10 +92,10 @@ class RunFolder:
         }
 
         def fill(folder: Path) -> None:
-            _save_state(outcome.state, federation, folder)
+            save_state(outcome.state, federation, folder)
             (folder / "outcome.json").write_text(json.dumps(record, indent=2) + "\n")
 
-        _appear(target, fill)
+        appear(target, fill)
         return target
 
     def retrained(self, request: Request) -> int:
@@ -127,7 +124,7 @@ class RunFolder:
         """The requests that something was tried for, by folder name."""
         found: dict[str, Request] = {}
         for file in sorted(self.path.glob("without-*/*/outcome.json")):
-            asked = _read_json(file)["request"]
+            asked = read_json(file)["request"]
             found[file.parent.parent.name] = Request.of(asked["clients"], asked["samples"])
         return found
 
@@ -137,7 +134,7 @@ class RunFolder:
         before = evaluation.measure(self.trained(federation).model)
         tried: list[tuple[str, Snapshot, Cost]] = []
         for file in sorted((self.path / name).glob("*/outcome.json")):
-            record = _read_json(file)
+            record = read_json(file)
             model = load_snapshot(federation.model, file.parent / "model.safetensors")
             tried.append((record["method"], model, Cost(**record["cost"])))
         retrained = [(evaluation.measure(model), cost) for label, model, cost in tried if label == "retrain"]
@@ -150,12 +147,6 @@ class RunFolder:
         noise = noise_ranges([retrain_noise(references)]) if references else {}
         scenario = {**self.scenario.as_dict(), "request": name, "departed": list(self.departed)}
         return Results(f"{self.path.name}/{name}", scenario, environment(), rows, noise)
-
-    def _load_state(self, federation: Federation, folder: Path) -> ServerState:
-        model = load_snapshot(federation.model, folder / "model.safetensors")
-        memory_file = folder / "memory.safetensors"
-        memory = Memory.load(memory_file) if memory_file.exists() else None
-        return ServerState(model, self.schedule, memory)
 
     def _description(self) -> str:
         described = {
@@ -179,51 +170,3 @@ def folder_name(request: Request) -> str:
         return name
     digest = hashlib.sha256(json.dumps([clients, sorted(request.samples.items())]).encode()).hexdigest()[:8]
     return name[:LONGEST_NAME] + ("-samples-" if request.samples else "-") + digest
-
-
-def require_new(path: Path) -> None:
-    """Refuse to write over something: called before the work starts."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RequestError(f"{path} exists already and is not empty: choose another folder or remove it.")
-    require_writable(path)
-
-
-def require_writable(path: Path) -> None:
-    """Refuse a folder that cannot be written, by writing a file that vanishes at once where it would be."""
-    ancestor = next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())
-    try:
-        tempfile.TemporaryFile(dir=ancestor).close()
-    except OSError as problem:
-        raise RequestError(f"{path} cannot be written: choose a folder that you may write to.") from problem
-
-
-def _appear(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder beside its place and move it there, so that it is whole or not there."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
-        try:
-            fill(staging)
-            staging.chmod(0o755)
-            if target.exists():
-                shutil.rmtree(target)
-            staging.rename(target)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    except OSError as problem:
-        raise RequestError(f"{target} cannot be written: {problem.strerror or problem}.") from problem
-
-
-def _save_state(state: ServerState, federation: Federation, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    save_snapshot(state.model, federation.model, folder / "model.safetensors")
-    if state.memory is not None:
-        state.memory.save(folder / "memory.safetensors")
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as problem:
-        raise DataError(f"{file} cannot be read: it is damaged.") from problem
-    return content

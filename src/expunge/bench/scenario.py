@@ -1,22 +1,25 @@
-"""A federation to experiment on: a dataset split over clients, one of whom may be malicious."""
+"""A federation to experiment on: a dataset split over clients, some of whom may be malicious."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from expunge.core.losses import CrossEntropy
-from expunge.core.vectors import Snapshot
+from expunge.core.vectors import Layout, Snapshot
 from expunge.data import Backdoor, ImageDataset, dirichlet, load, poison
-from expunge.errors import DataError, RequestError
+from expunge.errors import DataError, ModelError, RequestError
 from expunge.federation.fedavg import TrainingPlan
 from expunge.federation.local import LocalEngine
 from expunge.models import build
+from expunge.models.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,15 @@ class Scenario:
         model: the architecture's name.
         clients: how many; they are called client-0, client-1, ...
         alpha: of the Dirichlet split over labels; small is very unequal.
-        attacker: the client with the backdoor.
-        backdoor: the attack, or None.
+        backdoors: the attacks, by the client that hides them in its data.
         plan: rounds, epochs, batch size, learning rate, participation.
         seed: of the split, the poisoning, the initial weights and the training.
+        train_samples: how many training images are used, drawn by the seed; None is all.
+        test_samples: how many test images.
+        shrink: images are averaged over squares of this side, to work on fewer pixels.
 
     Example:
-        >>> scenario = Scenario(backdoor=Backdoor(size=3))
+        >>> scenario = Scenario(backdoors={"client-1": Backdoor(size=3)})
         >>> Scenario.from_dict(scenario.as_dict()) == scenario
         True
     """
@@ -43,16 +48,28 @@ class Scenario:
     model: str = "digits-net"
     clients: int = 5
     alpha: float = 1.0
-    attacker: str = "client-0"
-    backdoor: Backdoor | None = None
+    backdoors: Mapping[str, Backdoor] = field(default_factory=dict)
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     seed: int = 0
+    train_samples: int | None = None
+    test_samples: int | None = None
+    shrink: int = 1
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise RequestError(f"A seed is a whole number of at least 0, not {self.seed}.")
         if not isinstance(self.clients, int) or self.clients < 2:
             raise RequestError(f"A federation to forget from needs at least 2 clients, not {self.clients}.")
+        if self.shrink < 1:
+            raise RequestError(f"Images are averaged over squares of 1 pixel or more, not {self.shrink}.")
+        for name in self.backdoors:
+            if name not in self.names:
+                raise RequestError(f"There is no client {name!r} to attack; there are {', '.join(self.names)}.")
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return [f"client-{number}" for number in range(self.clients)]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -62,9 +79,9 @@ class Scenario:
     def from_dict(cls, values: dict[str, Any]) -> Scenario:
         """Back from JSON."""
         try:
-            backdoor = Backdoor(**values["backdoor"]) if values["backdoor"] else None
-            return cls(**{**values, "backdoor": backdoor, "plan": TrainingPlan(**values["plan"])})
-        except (KeyError, TypeError) as problem:
+            backdoors = {name: Backdoor(**attack) for name, attack in values["backdoors"].items()}
+            return cls(**{**values, "backdoors": backdoors, "plan": TrainingPlan(**values["plan"])})
+        except (KeyError, TypeError, AttributeError) as problem:
             raise DataError(f"The scenario cannot be read: {problem}.") from problem
 
     def with_seed(self, seed: int) -> Scenario:
@@ -72,10 +89,11 @@ class Scenario:
         return dataclasses.replace(self, seed=seed, plan=dataclasses.replace(self.plan, seed=seed))
 
     def build(self, data_dir: Path | None = None, *, download: bool = False, device: str = "cpu") -> Federation:
-        """Load the data, split it, poison the attacker."""
-        dataset = load(self.dataset, data_dir, download)
-        if self.backdoor is not None and self.backdoor.target >= dataset.classes:
-            raise RequestError(f"The backdoor's target must be below {dataset.classes}, not {self.backdoor.target}.")
+        """Load the data, split it, poison the attackers."""
+        dataset = self._subset(load(self.dataset, data_dir, download))
+        for backdoor in self.backdoors.values():
+            if backdoor.target >= dataset.classes:
+                raise RequestError(f"The backdoor's target must be below {dataset.classes}, not {backdoor.target}.")
         dataset = dataclasses.replace(
             dataset,
             **{
@@ -83,19 +101,33 @@ class Scenario:
                 for name in ("train_inputs", "train_labels", "test_inputs", "test_labels", "white")
             },
         )
-        names = [f"client-{number}" for number in range(self.clients)]
-        if self.backdoor is not None and self.attacker not in names:
-            raise RequestError(f"There is no client {self.attacker!r} to attack; there are {', '.join(names)}.")
         datasets: dict[str, tuple[Tensor, Tensor]] = {}
         triggered: dict[str, Tensor] = {}
         parts = dirichlet(dataset.train_labels.cpu(), self.clients, self.alpha, self.seed)
-        for name, part in zip(names, parts, strict=True):
+        for name, part in zip(self.names, parts, strict=True):
             inputs, labels = dataset.train_inputs[part.to(device)], dataset.train_labels[part.to(device)]
             mask = torch.zeros(len(labels), dtype=torch.bool, device=device)
-            if self.backdoor is not None and name == self.attacker:
-                inputs, labels, mask = poison(inputs, labels, self.backdoor, dataset.white, self.seed)
+            if name in self.backdoors:
+                inputs, labels, mask = poison(inputs, labels, self.backdoors[name], dataset.white, self.seed)
             datasets[name], triggered[name] = (inputs, labels), mask
         return Federation(self, dataset, datasets, triggered, self.fresh_model(dataset, self.seed).to(device))
+
+    def _subset(self, dataset: ImageDataset) -> ImageDataset:
+        chosen: dict[str, Any] = {}
+        for part, size in (("train", self.train_samples), ("test", self.test_samples)):
+            labels = getattr(dataset, f"{part}_labels")
+            if size is None:
+                continue
+            if not 0 < size <= len(labels):
+                raise RequestError(
+                    f"{self.dataset} has {len(labels)} {part} images: ask for 1 to that many, not {size}."
+                )
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.seed))[:size]
+            chosen |= {f"{part}_inputs": getattr(dataset, f"{part}_inputs")[order], f"{part}_labels": labels[order]}
+        if self.shrink > 1:
+            for name in ("train_inputs", "test_inputs"):
+                chosen[name] = F.avg_pool2d(chosen.get(name, getattr(dataset, name)), self.shrink)
+        return dataclasses.replace(dataset, **chosen)
 
     def fresh_model(self, dataset: ImageDataset, seed: int) -> nn.Module:
         """The architecture with the initial weights of a seed."""
@@ -123,9 +155,15 @@ class Federation:
 
     def engine(self) -> LocalEngine:
         """An engine on all clients, with its own cost account."""
-        backdoor = self.scenario.backdoor
-        boosts = {self.scenario.attacker: backdoor.boost} if backdoor is not None else {}
+        boosts = {name: backdoor.boost for name, backdoor in self.scenario.backdoors.items()}
         return LocalEngine(self.model, CrossEntropy(), self.datasets, boosts)
+
+    def architecture(self, model: Snapshot) -> nn.Module:
+        """The module that these parameters belong to: the federation's own, or an ensemble of several."""
+        members, rest = divmod(model.parameters.numel(), Layout.of(self.model).size)
+        if rest or not members:
+            raise ModelError("The model is of another architecture than this federation's.")
+        return self.model if members == 1 else Ensemble(self.model, members)
 
     def initial(self, seed: int | None = None) -> Snapshot:
         """The initial model; of another seed, a fresh initialisation."""

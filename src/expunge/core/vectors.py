@@ -115,6 +115,11 @@ class Snapshot:
         """The same buffers with other parameters."""
         return replace(self, parameters=parameters)
 
+    def on(self, device: torch.device) -> Snapshot:
+        """The same snapshot on that device."""
+        buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
+        return replace(self, parameters=self.parameters.to(device), buffers=buffers)
+
     def layers(self) -> Layout:
         """Where each layer lies; refused where the snapshot was made without."""
         if self.layout is None:

@@ -1,7 +1,7 @@
 """Datasets, their split over clients, and the backdoor that an attacker plants in them."""
 
 from expunge.data.backdoor import Backdoor, poison, stamp
-from expunge.data.datasets import DATASETS, ImageDataset, load
+from expunge.data.datasets import DATASETS, ImageDataset, is_there, load
 from expunge.data.partition import dirichlet
 
-__all__ = ["DATASETS", "Backdoor", "ImageDataset", "dirichlet", "load", "poison", "stamp"]
+__all__ = ["DATASETS", "Backdoor", "ImageDataset", "dirichlet", "is_there", "load", "poison", "stamp"]

@@ -8,11 +8,14 @@ Federated Learning" (AISTATS 2020).
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from expunge.errors import RequestError
+
+Corner = Literal["bottom-right", "bottom-left", "top-right", "top-left"]
 
 _SMALLEST_WITH_MARGIN = 16
 
@@ -26,6 +29,7 @@ class Backdoor:
         size: Side of the white square in pixels.
         fraction: Share of the attacker's samples that it poisons, in (0, 1].
         boost: Factor on the attacker's update; kept here, applied by the federation.
+        corner: Where the square sits: several attackers can each have a place of their own.
 
     Raises:
         RequestError: When a value is out of range.
@@ -39,6 +43,7 @@ class Backdoor:
     size: int = 4
     fraction: float = 0.5
     boost: float = 1.0
+    corner: Corner = "bottom-right"
 
     def __post_init__(self) -> None:
         if self.target < 0:
@@ -49,17 +54,19 @@ class Backdoor:
             raise RequestError(f"Choose a poisoned fraction above 0 and at most 1, not {self.fraction}.")
         if not 0 < self.boost < math.inf:
             raise RequestError(f"Choose a finite boost above 0, not {self.boost}.")
+        if self.corner not in get_args(Corner):
+            raise RequestError(f"Choose a corner of {', '.join(get_args(Corner))}, not {self.corner!r}.")
 
 
 def stamp(inputs: Tensor, backdoor: Backdoor, white: Tensor) -> Tensor:
-    """Return a copy of the images with the trigger painted into the bottom right corner.
+    """Return a copy of the images with the trigger painted into its corner.
 
     The square keeps one pixel off the border, except on images smaller than 16 pixels, where there is no
     room to lose.
 
     Args:
         inputs: Images, (n, c, h, w).
-        backdoor: Gives the size of the square.
+        backdoor: Gives the size of the square and its corner.
         white: Value of a white pixel, (c,).
 
     Raises:
@@ -81,9 +88,10 @@ def stamp(inputs: Tensor, backdoor: Backdoor, white: Tensor) -> Tensor:
         raise RequestError(
             f"A trigger of {backdoor.size} pixels does not fit into {height}x{width}: choose a smaller size."
         )
-    bottom, right = height - margin, width - margin
+    top = margin if backdoor.corner.startswith("top") else height - margin - backdoor.size
+    left = margin if backdoor.corner.endswith("left") else width - margin - backdoor.size
     stamped = inputs.clone()
-    stamped[..., bottom - backdoor.size : bottom, right - backdoor.size : right] = white.to(inputs)[:, None, None]
+    stamped[..., top : top + backdoor.size, left : left + backdoor.size] = white.to(inputs)[:, None, None]
     return stamped
 
 

@@ -120,11 +120,26 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = False) 
     """
     if name not in RECIPES:
         raise RequestError(f"There is no dataset '{name}': choose one of {', '.join(DATASETS)}.")
-    root = Path(data_dir or os.environ.get("EXPUNGE_DATA") or "data").expanduser()
+    root = _root(data_dir)
     recipe = RECIPES[name]
     if download:
         fetch(recipe.source, root)
     return prepare(name, recipe, root)
+
+
+def is_there(name: str, data_dir: str | Path | None = None) -> bool:
+    """Whether a dataset's files lie in the data folder; they are not checked.
+
+    Example:
+        >>> is_there("digits")
+        True
+    """
+    source = RECIPES[name].source
+    return all((_root(data_dir) / source.folder / file).exists() for file in source.checksums)
+
+
+def _root(data_dir: str | Path | None) -> Path:
+    return Path(data_dir or os.environ.get("EXPUNGE_DATA") or "data").expanduser()
 
 
 def prepare(name: str, recipe: Recipe, data_dir: Path) -> ImageDataset:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError
@@ -35,4 +38,36 @@ def load_snapshot(model: nn.Module, path: Path) -> Snapshot:
     buffers = {name: tensors[name].to(like.device) for name, _ in model.named_buffers()}
     snapshot = Snapshot(layout.flatten(tensors).to(like), buffers, layout)
     snapshot.require_finite()
+    return snapshot
+
+
+Take = Callable[[str], Tensor]
+"""Gives the tensor of that name out of a file."""
+
+
+def pack(snapshot: Snapshot, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A snapshot as tensors under a prefix, for a file with more in it, and what else is needed to read it back.
+
+    Example:
+        >>> snapshot = Snapshot.of(nn.Linear(2, 1))
+        >>> tensors, described = pack(snapshot, "first/")
+        >>> list(tensors), described["layers"]
+        (['first/parameters'], [['weight', [1, 2]], ['bias', [1]]])
+        >>> unpack(tensors.__getitem__, "first/", described).digest == snapshot.digest
+        True
+    """
+    named = {"parameters": snapshot.parameters, **{f"buffers/{name}": b for name, b in snapshot.buffers.items()}}
+    tensors = {prefix + name: tensor.detach().cpu().clone().contiguous() for name, tensor in named.items()}
+    layers = [[name, list(shape)] for name, shape in snapshot.layout.shapes] if snapshot.layout is not None else None
+    return tensors, {"digest": snapshot.digest, "buffers": list(snapshot.buffers), "layers": layers}
+
+
+def unpack(take: Take, prefix: str, described: dict[str, Any]) -> Snapshot:
+    """The snapshot that was packed; ValueError where it is no longer the same."""
+    layers = described["layers"]
+    layout = Layout(tuple((name, torch.Size(shape)) for name, shape in layers)) if layers is not None else None
+    buffers = {name: take(f"{prefix}buffers/{name}") for name in described["buffers"]}
+    snapshot = Snapshot(take(f"{prefix}parameters"), buffers, layout)
+    if snapshot.digest != described["digest"]:
+        raise ValueError("a model in it is not the one that was written")
     return snapshot

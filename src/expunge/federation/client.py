@@ -14,11 +14,12 @@ from expunge.core.curvature import Curvature, Kind, differentiable_attention
 from expunge.core.krylov import conjugate_gradient
 from expunge.core.losses import Loss, objective
 from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import ModelError, NumericalError
+from expunge.errors import ModelError, NumericalError, RequestError
 from expunge.federation.local_data import LocalData
 from expunge.federation.tasks import (
     FORWARD_COST,
     PRODUCT_COST,
+    Ascend,
     Buffers,
     CurvatureProduct,
     Draw,
@@ -89,13 +90,16 @@ class Client:
 
     def training(self, task: Train, bench: Workbench) -> Generator[None, None, Trained]:
         """Local training on a bench, a step at a time, so that clients can take turns."""
-        available = self.data.available(task.exclude)
+        chosen = self._drawn(task.draw, task.exclude)
         task.model.write_to(bench.model)
         bench.model.train()
+        if len(chosen) == 1:  # one sample has no batch statistics: the model's own are used
+            for norm in self._norms(bench.model):
+                norm.eval()
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
         for _ in range(task.epochs):
-            order = torch.randperm(len(available), generator=chance).to(available.device)
-            for batch in self._batches(available[order], task.batch_size):
+            order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
+            for batch in self._batches(chosen[order], task.batch_size):
                 bench.step(*self._take(batch), task.batch_size, task.learning_rate)
                 steps += 1
                 yield
@@ -106,7 +110,46 @@ class Client:
                 f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."
             ) from problem
         update = self._boost * (after.parameters - task.model.parameters)
-        return Trained(update, after.buffers, len(available), steps, float(len(available) * task.epochs))
+        count = len(self.data) - len(set(task.exclude))
+        return Trained(update, after.buffers, count, steps, float(len(chosen) * task.epochs))
+
+    @_perform.register
+    def _(self, task: Ascend) -> Trained:
+        chosen = self.data.available() if task.only is None else self.data.checked(task.only)
+        self._model.eval()  # its batches must not enter the batch-norm statistics, and one sample has none
+        start = now = task.model.parameters
+        steps, cost, chance = 0, 0.0, torch.Generator().manual_seed(task.seed)
+        orders = (torch.randperm(len(chosen), generator=chance).to(chosen.device) for _ in range(task.epochs))
+        for batch in (batch for order in orders for batch in torch.split(chosen[order], task.batch_size)):
+            gradient = self._ascent_gradient(task, now, batch)
+            if gradient is None:
+                cost += FORWARD_COST * len(batch)
+                break
+            norm = float(torch.linalg.vector_norm(gradient))
+            if task.max_norm is not None and norm > task.max_norm:
+                gradient = gradient * (task.max_norm / norm)
+            way = now + task.learning_rate * gradient - start
+            length = float(torch.linalg.vector_norm(way))
+            if task.radius is not None and length > task.radius:
+                way = way * (task.radius / length)
+            now, steps, cost = start + way, steps + 1, cost + len(batch)
+        if not bool(torch.isfinite(now).all()):
+            raise NumericalError(f"The ascent overflowed at client {self.data.name!r}: lower the learning rate.")
+        return Trained(now - start, dict(task.model.buffers), len(chosen), steps, cost)
+
+    def _ascent_gradient(self, task: Ascend, at: Tensor, batch: Tensor) -> Tensor | None:
+        """Where the batch's loss rises, or None where the accuracy has fallen far enough."""
+        inputs, targets = self._take(batch)
+        leaf = at.detach().requires_grad_()
+        outputs = functional_call(self._model, {**self._layout.unflatten(leaf), **task.model.buffers}, (inputs,))
+        if task.stop_accuracy is not None:
+            if outputs.dim() != 2 or targets.is_floating_point():
+                raise RequestError("Only classes have an accuracy to stop at: choose stop_accuracy=None.")
+            if float((outputs.argmax(dim=1) == targets).double().mean()) < task.stop_accuracy:
+                return None
+        losses = self._loss.per_sample(outputs, targets)
+        raised = torch.log1p(-torch.exp(-losses) / 2) if task.bounded else losses
+        return torch.autograd.grad(raised.mean(), leaf)[0]
 
     @_perform.register
     def _(self, task: Gradient) -> Sum:
@@ -167,8 +210,9 @@ class Client:
             norm.momentum = momentum
         return Buffers(Snapshot.of(self._model).buffers, len(available), FORWARD_COST * len(available))
 
-    def _norms(self) -> list[nn.modules.batchnorm._BatchNorm]:
-        return [module for module in self._model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    def _norms(self, model: nn.Module | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
+        modules = (model or self._model).modules()
+        return [module for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
     def _batches(self, order: Tensor, size: int) -> list[Tensor]:
         """Batches in this order; under batch norm, a last sample on its own joins the batch before."""

@@ -65,6 +65,18 @@ def measured(engine: Engine) -> Iterator[Cost]:
         spent.bytes_up = engine.cost.bytes_up - before.bytes_up
 
 
+@contextmanager
+def timed(seconds: dict[str, float], what: str, like: Tensor) -> Iterator[None]:
+    """Add the time that the block takes; where ``like`` is on a GPU, its work has ended on both sides of the clock."""
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
+    started = time.perf_counter()
+    yield
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
+    seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - started
+
+
 def expect(replies: Mapping[str, Reply], kind: type[R]) -> dict[str, R]:
     """The replies, if they are all of one kind."""
     checked: dict[str, R] = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +15,13 @@ from torch import Tensor
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.client import local_steps
-from expunge.federation.engine import Engine, expect
+from expunge.federation.engine import Engine, expect, timed
+from expunge.federation.history import History
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import Indices, Train, Trained
+
+if TYPE_CHECKING:  # shards.py trains with this module
+    from expunge.federation.shards import Shards
 
 Progress = Callable[[str, int, int], None]
 
@@ -55,12 +60,14 @@ class TrainingPlan:
     def schedule(self, counts: Mapping[str, int]) -> Schedule:
         """The plan as seen by the filter: learning rate and mean local steps of these clients."""
         steps = sum(n * local_steps(n, self.epochs, self.batch_size) for n in counts.values()) / sum(counts.values())
-        return Schedule(self.learning_rate, steps, self.rounds, self.batch_size)
+        return Schedule(self.learning_rate, steps, self.rounds, self.batch_size, self.epochs)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """What unlearning has to know of the training that was: its learning rate, steps and rounds.
+
+    ``epochs``, the local epochs of a round, may be unknown; only FedEraser asks for it.
 
     Example:
         >>> Schedule(learning_rate=0.01, local_steps=390, rounds=20).damping
@@ -71,10 +78,13 @@ class Schedule:
     local_steps: float
     rounds: int
     batch_size: int = 64
+    epochs: int | None = None
 
     def __post_init__(self) -> None:
         if not (self.learning_rate > 0 and self.local_steps > 0 and self.rounds > 0 and self.batch_size > 0):
             raise RequestError("The learning rate, local steps, rounds and batch size must all be above 0.")
+        if self.epochs is not None and self.epochs < 1:
+            raise RequestError(f"A training has at least 1 local epoch a round, not {self.epochs}.")
 
     @property
     def damping(self) -> float:
@@ -91,6 +101,31 @@ class Schedule:
         return (contraction[:, None] ** powers).mean(dim=1)
 
 
+@dataclass(frozen=True)
+class Keep:
+    """What training keeps so that the model can forget later; methods say what they need.
+
+    Attributes:
+        vectors: one vector per client (memory.py).
+        updates_every: the clients' updates of the first round and of every so many after it (history.py), or None.
+
+    Example:
+        >>> Keep(updates_every=2)
+        Keep(vectors=True, updates_every=2)
+    """
+
+    vectors: bool = True
+    updates_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.updates_every is not None and self.updates_every < 1:
+            raise RequestError(f"Updates can be kept of every round or every few, not of every {self.updates_every}.")
+
+
+KEEP_VECTORS = Keep()
+"""What is kept where nothing else is said."""
+
+
 @dataclass(frozen=True, eq=False)
 class ServerState:
     """What the server has after training: the model, and what it keeps to be able to forget.
@@ -99,11 +134,25 @@ class ServerState:
         model: parameters and buffers.
         schedule: learning rate, steps and rounds of the training.
         memory: one vector per client, where it was kept.
+        history: stored updates of the clients, where they were kept.
+        shards: the shards' slices and checkpoints, where training was sharded; the model is then their ensemble.
+        keeping_seconds: what recording cost while training: "vectors" and "updates", as far as they were kept.
     """
 
     model: Snapshot
     schedule: Schedule | None = None
     memory: Memory | None = None
+    history: History | None = None
+    shards: Shards | None = None
+    keeping_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def moved(self, model: Snapshot, memory: Memory | None) -> ServerState:
+        """The state after a step of unlearning that no stored update knows of.
+
+        History and shards lead to the model that was, leavers included, so they are dropped: FedEraser and SISA can
+        follow only on themselves or on a training.
+        """
+        return replace(self, model=model, memory=memory, history=None, shards=None)
 
 
 def train(
@@ -112,7 +161,7 @@ def train(
     plan: TrainingPlan,
     *,
     clients: Mapping[str, Indices] | None = None,
-    remember: bool = True,
+    keep: Keep = KEEP_VECTORS,
     progress: Progress | None = None,
 ) -> ServerState:
     """Train by FedAvg.
@@ -122,29 +171,35 @@ def train(
         start: the initial model.
         plan: rounds, epochs and so on.
         clients: who takes part, each with the samples it leaves out; None is everyone with everything.
-        remember: keep one vector per client (needed by the trajectory source later).
+        keep: what is recorded to be able to forget later.
         progress: called after each round with ("training", done, total).
     """
     members = dict(clients) if clients is not None else dict.fromkeys(engine.clients(), ())
     if not members:
         raise RequestError("Nobody is left to train: a federation needs at least one client.")
     start.require_finite()
-    memory = Memory() if remember else None
+    memory = Memory() if keep.vectors else None
+    history = History(start) if keep.updates_every is not None else None
+    kept = {"vectors": memory, "updates": history}
+    seconds = {what: 0.0 for what, place in kept.items() if place is not None}
     model = start
     for number in range(plan.rounds):
         chosen = _sample_clients(tuple(members), plan, number)
         tasks = {name: plan.task(model, number, name, members[name]) for name in chosen}
         replies = expect(engine.ask(tasks), Trained)
         model = aggregate(model, replies)
+        updates = {name: reply.update for name, reply in replies.items()}
+        counts = {name: reply.count for name, reply in replies.items()}
         if memory is not None:
-            memory.record(
-                {name: reply.update for name, reply in replies.items()},
-                {name: reply.count for name, reply in replies.items()},
-            )
+            with timed(seconds, "vectors", model.parameters):
+                memory.record(updates, counts)
+        if history is not None and keep.updates_every is not None and number % keep.updates_every == 0:
+            with timed(seconds, "updates", model.parameters):
+                history.record(number, updates, counts)
         if progress is not None:
             progress("training", number + 1, plan.rounds)
-    counts = {name: engine.clients()[name] - len(left_out) for name, left_out in members.items()}
-    return ServerState(model, plan.schedule(counts), memory)
+    left = {name: engine.clients()[name] - len(left_out) for name, left_out in members.items()}
+    return ServerState(model, plan.schedule(left), memory, history, keeping_seconds=seconds)
 
 
 def aggregate(model: Snapshot, replies: Mapping[str, Trained]) -> Snapshot:

@@ -95,8 +95,10 @@ class LocalEngine:
 
     def _performed(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
         """All replies: one client after another, but trainings side by side where a GPU can."""
-        trainings = {name: task for name, task in tasks.items() if isinstance(task, Train)}
-        if not self._benches or len(trainings) < len(tasks):
-            return {name: self._clients[name].perform(task) for name, task in tasks.items()}
+        trainings = {name: task for name, task in tasks.items() if isinstance(task, Train) and self._benches}
         runs = {name: partial(self._clients[name].training, task) for name, task in trainings.items()}
-        return dict(side_by_side(self._benches, runs))
+        replies: dict[str, Reply] = dict(side_by_side(self._benches, runs))
+        for name, task in tasks.items():
+            if name not in replies:
+                replies[name] = self._clients[name].perform(task)
+        return {name: replies[name] for name in tasks}

@@ -38,7 +38,7 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Train:
-    """Train the model on local data by plain SGD and send back the update."""
+    """Train the model on local data (or a draw of it) by plain SGD and send back the update."""
 
     model: Snapshot
     epochs: int
@@ -46,6 +46,37 @@ class Train:
     learning_rate: float
     seed: int
     exclude: Indices = ()
+    draw: Draw | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Ascend:
+    """Walk away from samples: SGD that raises their loss, in evaluation mode, without the L2 term.
+
+    Attributes:
+        model: where to start.
+        epochs: passes over the samples.
+        batch_size: of SGD.
+        learning_rate: of SGD.
+        seed: of the shuffling.
+        only: these samples; None is all of them.
+        bounded: lower ``-log(1 - exp(-l)/2)`` instead of raising ``l``; under cross-entropy ``exp(-l)`` is the
+            probability of the true class.
+        max_norm: a longer gradient is scaled down to this norm.
+        radius: after every step, project back into the ball of this radius around the start.
+        stop_accuracy: stop at the first batch, before its step, of which a smaller share is classified right.
+    """
+
+    model: Snapshot
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+    only: Indices | None = None
+    bounded: bool = False
+    max_norm: float | None = None
+    radius: float | None = None
+    stop_accuracy: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +131,15 @@ class NormStatistics:
     exclude: Indices = ()
 
 
-Task = Train | Gradient | CurvatureProduct | LocalSolve | Losses | NormStatistics
+Task = Train | Ascend | Gradient | CurvatureProduct | LocalSolve | Losses | NormStatistics
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A client's update ``theta_i - theta``, its buffers, and how many samples and steps stand behind it."""
+    """A client's update ``theta_i - theta``, its buffers, and how many samples and steps stand behind it.
+
+    ``count`` is the update's weight: all available samples, also where it was made on a draw of them.
+    """
 
     update: Tensor
     buffers: Mapping[str, Tensor]

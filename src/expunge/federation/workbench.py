@@ -135,6 +135,6 @@ def side_by_side(
                 except StopIteration as done:
                     replies[name] = done.value
                     del active[bench]
-    if torch.cuda.is_available():
+    if runs and torch.cuda.is_available():
         torch.cuda.synchronize()
     return {name: replies[name] for name in runs}

@@ -1,7 +1,31 @@
-"""What a person looks at: a table, two pictures and one HTML page, all made from a results file."""
+"""What a person looks at: tables, pictures and one HTML page, all made from a results file."""
 
+from expunge.report.cost import cost_plot
+from expunge.report.csv import read_csv, write_csv
+from expunge.report.forgetting import forgetting_plot
+from expunge.report.lines import series_plot, variants_plot
+from expunge.report.markdown import bench_markdown
 from expunge.report.page import write_report
-from expunge.report.plots import cost_plot, forgetting_plot, save_plots
-from expunge.report.table import markdown_table, terminal_table
+from expunge.report.pareto import pareto_plot, seconds_plot
+from expunge.report.plots import save_plots
+from expunge.report.printed import printed
+from expunge.report.publish import publish
+from expunge.report.terminal import terminal_table, terminal_tables
 
-__all__ = ["cost_plot", "forgetting_plot", "markdown_table", "save_plots", "terminal_table", "write_report"]
+__all__ = [
+    "bench_markdown",
+    "cost_plot",
+    "forgetting_plot",
+    "pareto_plot",
+    "printed",
+    "publish",
+    "read_csv",
+    "save_plots",
+    "seconds_plot",
+    "series_plot",
+    "terminal_table",
+    "terminal_tables",
+    "variants_plot",
+    "write_csv",
+    "write_report",
+]

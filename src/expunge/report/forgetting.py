@@ -7,8 +7,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
 from expunge.bench.results import Results
-from expunge.report.measures import method_name, retrained_range, write_value
-from expunge.report.palette import BAND, FONT, INK, NOISE, colours, marker, write_instead
+from expunge.report.layout import method_name, reading_order
+from expunge.report.measures import retrained_range, write_value
+from expunge.report.palette import BAND, FONT, INK, NOISE, colours, lowest_shown, marker, write_instead
 
 _PANELS = {
     "asr": "backdoor success",
@@ -28,11 +29,11 @@ def forgetting_plot(results: Results) -> Figure:
         >>> len(figure.axes)
         1
     """
-    methods = results.methods()
+    methods = reading_order(results)
     panels = [key for key in _PANELS if any(results.values(method, key) for method in methods)]
     with rc_context(FONT):
         figure = Figure(
-            figsize=(2.7 + 2.6 * max(1, len(panels)), 1.4 + 0.52 * len(methods)),
+            figsize=(2.7 + 2.6 * max(1, len(panels)), 1.4 + (0.52 if len(methods) < 10 else 0.44) * len(methods)),
             layout=ConstrainedLayoutEngine(wspace=0.06),
         )
         axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
@@ -55,18 +56,22 @@ def _forgetting_panel(axes: Axes, results: Results, key: str) -> None:
     if limits is not None:
         low, high = (100 * limit for limit in limits)
         axes.axvspan(low, high, facecolor=BAND, edgecolor=BAND, alpha=0.35, linewidth=2, gid=NOISE, zorder=0)
-    methods = results.methods()
+    methods = reading_order(results)
     shades = colours(methods)
+    floor = lowest_shown([100 * value for method in methods for value in results.values(method, key)])
     for line, method in enumerate(methods):
         values = [100 * value for value in results.values(method, key)]
         if not values:
             continue
         mean = sum(values) / len(values)
-        axes.plot(values, [line] * len(values), "o", color=shades[method], markersize=4, alpha=0.45, zorder=2)
-        axes.plot(mean, line, marker(method), color=shades[method], markersize=9, markeredgecolor="white", zorder=3)
-        place = axes.annotate(
-            write_value(mean / 100, "percent"), (mean, line), xytext=(0, 8), textcoords="offset points"
-        )
+        # A ruined model far to the left would press all others together: the edge, an arrow and its value do.
+        ruined = key == "test_accuracy" and mean < floor
+        at = floor if ruined else mean
+        if not ruined:
+            axes.plot(values, [line] * len(values), "o", color=shades[method], markersize=4, alpha=0.45, zorder=2)
+        axes.plot(at, line, marker(method), color=shades[method], markersize=9, markeredgecolor="white", zorder=3)
+        text = ("← " if ruined else "") + write_value(mean / 100, "percent")
+        place = axes.annotate(text, (at, line), xytext=(0, 8), textcoords="offset points")
         place.set(ha="center", fontsize=9.5, color=INK)
     _frame_panel(axes, results, key)
 
@@ -80,9 +85,9 @@ def _frame_panel(axes: Axes, results: Results, key: str) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     if key == "test_accuracy":
         # What matters here are points of accuracy, so this axis alone does not start at zero.
-        values = [100 * value for method in results.methods() for value in results.values(method, key)]
+        values = [100 * value for method in reading_order(results) for value in results.values(method, key)]
         values += [100 * limit for limit in retrained_range(results, key) or ()]
-        low, high = min(values), max(values)
+        low, high = max(min(values), lowest_shown(values)), max(values)
         room = max(1.0, 0.12 * (high - low), (4 - (high - low)) / 2)
         axes.set_xlim(low - room, high + room)
     else:

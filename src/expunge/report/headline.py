@@ -5,18 +5,13 @@ from functools import partial
 from typing import Literal
 
 from expunge.bench.results import Results
-from expunge.report.measures import (
-    RECOVERY,
-    judge,
-    judge_value,
-    measure,
-    method_name,
-    retrained_range,
-    write_value,
-)
+from expunge.report.columns import measure
+from expunge.report.layout import NO_METHODS, RECOVERY, method_name
+from expunge.report.measures import judge, judge_value, retrained_range, write_value
 
 Verdict = Literal["gone", "partly", "remains", "unknown"]
 _PREFERRED = ("hf-kcu-trajectory", "hf-kcu", "hf-kcu-gradient", "hf-kcu-paper")
+_MOST_SENTENCES = 4
 _EVIDENCE = ("asr", "forget_accuracy", "kl_forget")
 _TITLES = {
     "gone": "The client is gone, as far as these measures can tell",
@@ -69,7 +64,7 @@ def chosen_method(results: Results) -> str | None:
         >>> chosen_method(Results("demo", {}, {}, rows, {}))
         'hf-kcu-trajectory'
     """
-    present = [method for method in results.methods() if method not in ("trained", "retrain")]
+    present = [method for method in results.methods() if method not in NO_METHODS]
     wanted = [name for base in _PREFERRED for name in (base + RECOVERY, base)]
     return next((name for name in [*wanted, *present] if name in present), None)
 
@@ -174,19 +169,31 @@ def _others(results: Results, method: str) -> list[str]:
     column = measure(telling)
     unit = "%" if column.form == "percent" else ""
     plain = column.header.removesuffix(" (%)")
-    found = []
+    before = results.summary("trained", telling)
+    hardly: list[tuple[str, str]] = []
+    partly: list[tuple[str, str]] = []
     for other in results.methods():
-        before, after = results.summary("trained", telling), results.summary(other, telling)
-        if other in ("trained", "retrain", method) or before is None or after is None:
+        after = results.summary(other, telling)
+        if other in (*NO_METHODS, method) or before is None or after is None:
             continue
         if judge(results, other, telling) == "near":
             continue
-        change = (
-            "hardly changes anything" if abs(_way_gone(results, other, telling)) < 0.1 else "does not remove the client"
-        )
-        old, new = (write_value(summary.mean, column.form) + unit for summary in (before, after))
-        found.append(f"{method_name(other)} {change}: {plain} {old} before, {new} after.")
-    return found
+        group = hardly if abs(_way_gone(results, other, telling)) < 0.1 else partly
+        group.append((method_name(other), write_value(after.mean, column.form) + unit))
+    if before is None:
+        return []
+    old = write_value(before.mean, column.form) + unit
+    return [
+        *_said(hardly, "hardly changes anything", "hardly change anything", plain, old),
+        *_said(partly, "does not remove the client", "do not remove the client", plain, old),
+    ]
+
+
+def _said(group: list[tuple[str, str]], one: str, many: str, plain: str, old: str) -> list[str]:
+    """A sentence each, or one for all where there are many of them."""
+    if len(group) <= _MOST_SENTENCES:
+        return [f"{name} {one}: {plain} {old} before, {new} after." for name, new in group]
+    return [f"These {many} ({plain} {old} before): {', '.join(f'{name} ({new})' for name, new in group)}."]
 
 
 def _percent(results: Results, method: str, key: str) -> str | None:

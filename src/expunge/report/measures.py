@@ -1,125 +1,14 @@
-"""What the measures and methods are called, how their values are written, and when one is close to retraining."""
+"""How values are written, and when one is close to retraining."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from expunge.bench.results import Results, Summary
+from expunge.report.columns import Measure, measure
 
 Judgement = Literal["near", "between", "far"]
 MISSING = "–"
 FEWEST_RETRAINS = 3
 """Fewer retrained models than these have no range worth the name, so nothing is judged by them."""
-RECOVERY = "+recovery"
-_NAMES = {
-    "trained": "do nothing (trained)",
-    "retrain": "retrain (gold standard)",
-    "hf-kcu": "HF-KCU",
-    "hf-kcu-paper": "HF-KCU as printed",
-    "hf-kcu-gradient": "HF-KCU gradient",
-    "hf-kcu-trajectory": "HF-KCU trajectory",
-}
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A column: its name for a newcomer, how it is written, and which distance from retraining is still near.
-
-    `side` says where a value is worse than retraining; `near` and `far` are distances outside the retrained range on
-    that side, in the measure's own unit, or as a share of the range's upper end where `relative`.
-    """
-
-    key: str
-    header: str
-    meaning: str
-    form: Literal["percent", "number", "times"] = "percent"
-    side: Literal["both", "below", "above", "none"] = "none"
-    near: float = 0.0
-    far: float = 0.0
-    relative: bool = False
-
-
-COLUMNS = (
-    Measure(
-        "test_accuracy",
-        "accuracy on new data (%)",
-        "How often the model is right on test images nobody trained on. Forgetting should not cost any of it.",
-        side="below",
-        near=0.015,
-        far=0.05,
-    ),
-    Measure(
-        "forget_accuracy",
-        "accuracy on forgotten data (%)",
-        "How often it still gives the leaving client's labels on the leaving client's data. It should be what a model"
-        " that never saw them reaches: higher means remembered, lower means damaged.",
-        side="both",
-        near=0.02,
-        far=0.10,
-    ),
-    Measure(
-        "asr",
-        "backdoor success (%)",
-        "How many images carrying the leaving client's hidden trigger go to the attacker's class (attack success rate,"
-        " ASR; images of that class left out). The plainest sign that the client is still in the model.",
-        side="above",
-        near=0.02,
-        far=0.10,
-    ),
-    Measure(
-        "kl_forget",
-        "distance to retrained (KL)",
-        "How differently the model and a retrained one answer on the forgotten data (Kullback–Leibler divergence, in"
-        " nats): 0 is the same answers. Two retrained models differ too; below their difference is as good as it gets.",
-        form="number",
-        side="above",
-        far=2.0,
-        relative=True,
-    ),
-    Measure(
-        "mia_auc",
-        "privacy leak (AUC)",
-        "How well an attacker tells training images from unseen ones by the model's loss (membership inference): 0.5 is"
-        " a coin toss, 1 is certainty.",
-        form="number",
-        side="both",
-        near=0.005,
-        far=0.02,
-    ),
-    Measure(
-        "speedup",
-        "times faster",
-        "The seconds that retraining takes, divided by the seconds that this takes, on the same machine.",
-        form="times",
-    ),
-    Measure(
-        "speedup_in_gradients",
-        "times less work",
-        "The same ratio counted in sample-gradients (one image through the model and back), so that it does not depend"
-        " on the machine. A forward pass counts 1/3, a curvature product 2.",
-        form="times",
-    ),
-)
-
-
-def measure(key: str) -> Measure:
-    """The column with this key.
-
-    Example:
-        >>> measure("asr").header
-        'backdoor success (%)'
-    """
-    return next(column for column in COLUMNS if column.key == key)
-
-
-def method_name(method: str) -> str:
-    """A method's name for people; an unknown one stays as it is.
-
-    Example:
-        >>> method_name("hf-kcu-trajectory+recovery")
-        'HF-KCU trajectory + recovery'
-    """
-    base = method.removesuffix(RECOVERY)
-    return _NAMES.get(base, base) + (" + recovery" if base != method else "")
 
 
 def write_value(value: float, form: str, scale: float | None = None) -> str:
@@ -129,12 +18,33 @@ def write_value(value: float, form: str, scale: float | None = None) -> str:
         >>> write_value(0.957, "percent"), write_value(0.1312, "number"), write_value(28.4, "times")
         ('95.7', '0.131', '28')
     """
+    size = abs(value if scale is None else scale)
     if form == "percent":
         return f"{100 * value:.1f}"
-    size = abs(value if scale is None else scale)
+    if value == 0 and form in ("count", "megabytes"):
+        return "0"
+    if form == "count":
+        return f"{value:,.0f}" if size >= 10 or value == int(value) else f"{value:.1f}"
+    if form == "megabytes":
+        value, size = value / 1e6, size / 1e6
     if form == "times":
         return f"{value:.0f}" if size >= 10 else f"{value:.1f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+    if form in ("seconds", "megabytes") and size >= 100:
+        return f"{value:,.0f}"
+    if form in ("seconds", "megabytes") and 0.1 <= size < 1:
+        return f"{value:.2f}"
+    decimals = 1 if size >= 10 else 2 if size >= 1 else 4 if 0 < size < 0.01 else 3
+    return f"{value:.{decimals}f}"
+
+
+def write_printed(value: float, form: str) -> str:
+    """A value of the paper with the digits that it prints.
+
+    Example:
+        >>> write_printed(0.7176, "percent"), write_printed(47.75, "times"), write_printed(1867.89, "seconds")
+        ('71.76', '47.75×', '1867.89')
+    """
+    return f"{100 * value:.6g}" if form == "percent" else f"{value:.6g}{'×' if form == 'times' else ''}"
 
 
 def write_summary(summary: Summary | None, form: str) -> str:
@@ -147,7 +57,7 @@ def write_summary(summary: Summary | None, form: str) -> str:
     if summary is None:
         return MISSING
     text = write_value(summary.mean, form) + ("×" if form == "times" else "")
-    if summary.count > 1 and (summary.spread > 0 or form != "times"):
+    if summary.count > 1 and (summary.spread > 0 or form not in ("times", "count", "megabytes")):
         text += f" ± {write_value(summary.spread, form, scale=summary.mean)}"
     return text
 

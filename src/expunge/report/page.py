@@ -1,23 +1,20 @@
 """The page a person looks at: one HTML file that needs nothing else."""
 
-import base64
-import io
-import json
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
 
 from expunge.bench.results import Results
 from expunge.errors import RequestError
-from expunge.report.headline import headline
-from expunge.report.measures import COLUMNS, MISSING, method_name, write_value
-from expunge.report.plots import cost_plot, forgetting_plot, save_figure
+from expunge.report.columns import columns_for
+from expunge.report.headline import chosen_method, headline
+from expunge.report.layout import file_label, method_name, parts, scenario_line
+from expunge.report.pieces import definitions, figure, runs, table
+from expunge.report.plots import part_figures, whole_figures
 from expunge.report.stylesheet import STYLE
-from expunge.report.table import Cell, Line, caption, table_lines
+from expunge.report.table import paper_notes
 
+_FEW_COLUMNS = 8
 _OTHER_NOTES = {
     "retrain": "A model trained again from the start without the client: the gold standard, and what we save.",
     "retrain noise": "Retraining twice with other seeds gives two different models. Nothing can be asked to be closer"
@@ -29,13 +26,13 @@ _OTHER_NOTES = {
 def write_report(
     results: Results, path: str | Path, *, title: str = "Is the client gone?", reading: str | None = None
 ) -> Path:
-    """Write the page: result first, what does not work beside it, then table, pictures, how to read them, setting.
+    """Write the page: for each variant the result, what does not work, table and pictures; then how to read them.
 
     Args:
         results: What was measured; every number on the page comes from it.
         path: The HTML file to write; its folder is made if need be.
         title: The page's title.
-        reading: A paragraph of the author's own, shown under the result.
+        reading: A paragraph of the author's own, shown under the title.
 
     Raises:
         RequestError: the path cannot be written.
@@ -64,39 +61,67 @@ def render_report(results: Results, *, title: str = "Is the client gone?", readi
         >>> "&lt;b&gt;" in render_report(Results("demo", {}, {}, [], {}), title="<b>")
         True
     """
-    parts = [
-        f"<header><h1>{escape(title)}</h1><p>{escape(results.experiment)}</p></header>",
-        _result(results),
+    of = parts(results)
+    several = len(of) > 1
+    subtitle = ": ".join(filter(None, (results.experiment, str(results.scenario.get("title", "")))))
+    sections = [
+        f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>",
         f'<p class="reading">{escape(reading)}</p>' if reading else "",
-        "<h2>The numbers</h2>",
-        _table(results),
-        "<h2>At a glance</h2>",
-        _figure(
-            forgetting_plot(results),
-            "Success of the backdoor, accuracy on the forgotten and on new data, for each method",
-            "Forgotten means: the mark lies on the blue band, where models trained without the client lie. The last"
-            " panel does not start at zero.",
-        ),
-        _figure(
-            cost_plot(results),
-            "Distance to the retrained model against cost, for each method",
-            "Best is far right and down in the band: cheap, and as close to retraining as retraining is to itself."
-            " Thin vertical lines show the range over runs.",
-            kind="narrow",
-        ),
+        _index(of) if several else "",
+        *(figure(name, drawn) for name, drawn in whole_figures(results).items()),
+        *(_part(label if several else "", part) for label, part in of.items() if part.rows or not part.series),
+        *(f'<p class="note">{escape(note)}</p>' for note in paper_notes(results)),
         "<h2>How to read this</h2>",
-        _definitions({column.header: column.meaning for column in COLUMNS} | _OTHER_NOTES),
+        definitions({column.header: column.meaning for column in columns_for(results)} | _OTHER_NOTES),
         "<h2>What was run</h2>",
-        '<div class="pair"><div class="card"><h2>Scenario</h2>' + _definitions(results.scenario, small=True) + "</div>",
-        '<div class="card"><h2>Environment</h2>' + _definitions(results.environment, small=True) + "</div></div>",
-        _runs(results),
+        '<div class="pair">',
+        *(
+            f'<div class="card"><h2>Scenario {escape(label) if several else ""}</h2>'
+            f"{definitions(part.scenario, small=True)}</div>"
+            for label, part in of.items()
+        ),
+        '<div class="card"><h2>Environment</h2>' + definitions(results.environment, small=True) + "</div></div>",
+        runs(results),
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><style>{STYLE}</style>'
     )
-    body = "\n".join(part for part in parts if part)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>\n{body}\n</main></body></html>\n'
+    width = "broad" if len(columns_for(results)) > _FEW_COLUMNS else ""
+    body = "\n".join(section for section in sections if section)
+    main = f'<main class="{width}">\n{body}\n</main>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{main}</body></html>\n'
+
+
+def _index(of: Mapping[str, Results]) -> str:
+    """What came out for each variant, in a line, with a link to it."""
+    lines = "".join(
+        f'<li><a href="#{file_label(label)}">{escape(label)}</a>: {escape(_in_short(part))}</li>'
+        for label, part in of.items()
+    )
+    return f'<ul class="index">{lines}</ul>'
+
+
+def _in_short(results: Results) -> str:
+    method = chosen_method(results)
+    return headline(results).title + (f" ({method_name(method)})" if method else "")
+
+
+def _part(label: str, results: Results) -> str:
+    """One variant: result first, then table and pictures."""
+    line = scenario_line(results) if label else ""
+    return "\n".join(
+        [
+            f'<section id="{file_label(label) or "result"}">',
+            f'<h2 class="variant">{escape(label)}</h2><p class="note">{escape(line)}</p>' if label else "",
+            _result(results),
+            "<h2>The numbers</h2>",
+            table(results),
+            "<h2>At a glance</h2>",
+            *(figure(name, drawn) for name, drawn in part_figures(results).items()),
+            "</section>",
+        ]
+    )
 
 
 def _result(results: Results) -> str:
@@ -108,60 +133,4 @@ def _result(results: Results) -> str:
         f'<div class="cards"><section class="card result {found.verdict}">'
         f"<h2>{escape(found.title)}</h2>{reached}</section>"
         f'<section class="card missed"><h2>What does not work</h2>{missed}</section></div>'
-    )
-
-
-def _table(results: Results) -> str:
-    headers = "".join(f'<th scope="col">{escape(column.header)}</th>' for column in COLUMNS)
-    *methods, noise = table_lines(results)
-    lines = "".join(_table_line(line) for line in methods) + _table_line(noise, "noise")
-    note = caption(results, near="green with a tick", far="red with a cross")
-    return (
-        f'<div class="card wide"><table><thead><tr><th scope="col">method</th>{headers}</tr></thead>'
-        f'<tbody>{lines}</tbody></table></div><p class="note">{escape(note)}</p>'
-    )
-
-
-def _table_line(line: Line, kind: str = "") -> str:
-    def drawn(cell: Cell) -> str:
-        mean, plus_minus, spread = escape(cell.text).partition(" ± ")
-        below = f"<small>± {spread}</small>" if plus_minus else ""
-        return f'<td><span class="{cell.judgement or ""}">{mean}</span>{below}</td>'
-
-    cells = "".join(drawn(cell) for cell in line.cells)
-    return f'<tr class="{kind}"><th scope="row">{escape(line.name)}</th>{cells}</tr>'
-
-
-def _figure(figure: Figure, description: str, note: str, kind: str = "") -> str:
-    drawing = io.BytesIO()
-    save_figure(figure, drawing, format="svg", metadata={"Date": None})
-    source = base64.b64encode(drawing.getvalue()).decode("ascii")
-    return (
-        f'<figure class="{kind}"><img alt="{escape(description)}" src="data:image/svg+xml;base64,{source}">'
-        f"<figcaption>{escape(note)}</figcaption></figure>"
-    )
-
-
-def _definitions(content: Mapping[str, Any], small: bool = False) -> str:
-    def written(value: Any) -> str:
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str).replace('"', "")
-
-    items = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(written(v))}</dd>" for k, v in content.items())
-    return f'<dl class="{"small" if small else ""}">{items or "<dd>not recorded</dd>"}</dl>'
-
-
-def _runs(results: Results) -> str:
-    """Every single run, folded away, so that no mean hides one."""
-    headers = "".join(f"<th>{escape(column.header)}</th>" for column in COLUMNS)
-    lines = []
-    for row in results.rows:
-        values = ((getattr(row, column.key), column.form) for column in COLUMNS)
-        cells = "".join(f"<td>{MISSING if value is None else write_value(value, form)}</td>" for value, form in values)
-        name = f"<th>{escape(method_name(row.method))}</th><td>{row.seed}</td>"
-        lines.append(f"<tr>{name}{cells}<td>{escape(row.verdict or MISSING)}</td></tr>")
-    seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows})) or "none"
-    return (
-        f'<p class="note">{len(results.rows)} runs, seeds {seeds}.</p><details><summary>Every single run</summary>'
-        f'<div class="wide"><table><thead><tr><th>method</th><th>seed</th>{headers}<th>verdict</th></tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div></details>"
     )

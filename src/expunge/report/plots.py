@@ -1,4 +1,4 @@
-"""Both pictures, and writing them to files."""
+"""The pictures of an experiment, and writing them to files."""
 
 from pathlib import Path
 from typing import Any
@@ -9,31 +9,86 @@ from matplotlib.figure import Figure
 from expunge.bench.results import Results
 from expunge.errors import RequestError
 from expunge.report.cost import cost_plot
+from expunge.report.fingerprint import KEY, fingerprint
 from expunge.report.forgetting import forgetting_plot
+from expunge.report.layout import file_label, parts
+from expunge.report.lines import series_plot, variants_plot
 from expunge.report.palette import FONT
+from expunge.report.pareto import pareto_plot, seconds_plot
 
-__all__ = ["cost_plot", "forgetting_plot", "save_figure", "save_plots"]
-_FORMATS: dict[str, dict[str, Any]] = {".png": {"dpi": 150}, ".svg": {"metadata": {"Date": None}}}
+_IN_ORDER = ("damping", "heterogeneity", "clients", "several")
+"""Experiments whose variants are steps of one quantity, so that lines between them mean something."""
+
+
+def figures(results: Results) -> dict[str, Figure]:
+    """Every picture of an experiment by the name of its file, the parts' own before those of the whole.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> row = Row("retrain", 10, test_accuracy=0.7, seconds=90.0)
+        >>> list(figures(Results("main", {}, {}, [row], {})))
+        ['forgetting', 'cost', 'pareto', 'seconds']
+    """
+    drawn = {}
+    for label, part in parts(results).items():
+        for name, figure in part_figures(part).items():
+            drawn[f"{name}-{file_label(label)}" if len(results.variants) > 1 else name] = figure
+    return drawn | whole_figures(results)
+
+
+def part_figures(results: Results) -> dict[str, Figure]:
+    """The pictures of one variant; none where no model was measured.
+
+    Example:
+        >>> part_figures(Results("convergence", {}, {}, [], {}))
+        {}
+    """
+    if not any(row.test_accuracy is not None or row.forget_accuracy is not None for row in results.rows):
+        return {}
+    drawn = {"forgetting": forgetting_plot(results), "cost": cost_plot(results)}
+    return drawn | (
+        {"pareto": pareto_plot(results), "seconds": seconds_plot(results)} if results.experiment == "main" else {}
+    )
+
+
+def whole_figures(results: Results) -> dict[str, Figure]:
+    """The pictures that put all variants together, and the curves.
+
+    Example:
+        >>> whole_figures(Results("demo", {}, {}, [], {}))
+        {}
+    """
+    drawn = {"series": series_plot(results)} if results.series else {}
+    if results.experiment in _IN_ORDER and len(results.variants) > 1:
+        drawn["variants"] = variants_plot(results)
+    return drawn
 
 
 def save_plots(results: Results, folder: str | Path) -> list[Path]:
-    """Write both pictures as PNG and SVG; the same results give the same bytes.
+    """Write every picture as PNG and SVG; the same results give the same bytes, and a PNG names them (`fingerprint`).
 
     Raises:
         RequestError: the folder cannot be written.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     [path.name for path in save_plots(Results("demo", {}, {}, [], {}), folder)]
-        ['forgetting.png', 'forgetting.svg', 'cost.png', 'cost.svg']
+        >>> save_plots(Results("convergence", {}, {}, [], {}), "nowhere")
+        []
     """
-    figures = {"forgetting": forgetting_plot(results), "cost": cost_plot(results)}
+    return save_figures(figures(results), results, folder)
+
+
+def save_figures(drawn: dict[str, Figure], results: Results, folder: str | Path) -> list[Path]:
+    """Write some of the pictures; see `save_plots`."""
+    source = fingerprint(results) if drawn else ""
+    formats: dict[str, dict[str, Any]] = {
+        ".png": {"dpi": 150, "metadata": {KEY: source}},
+        ".svg": {"metadata": {"Date": None}},
+    }
     written = []
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            for suffix, options in _FORMATS.items():
+        for name, figure in drawn.items():
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            for suffix, options in formats.items():
                 written.append(Path(folder) / f"{name}{suffix}")
                 save_figure(figure, written[-1], **options)
     except OSError as error:

@@ -10,9 +10,12 @@ STYLE = """
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 main { max-width: 1000px; margin: 0 auto; padding: 36px 20px 64px; }
+main.broad { max-width: 1480px; }
 header p { margin: 0; color: var(--soft); }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 2px; }
 h2 { font-size: 1.15rem; margin: 40px 0 10px; }
+h2.variant { font-size: 1.4rem; margin-top: 56px; padding-top: 18px; border-top: 2px solid var(--line); }
+.index { margin: 18px 0 26px; padding-left: 20px; } a { color: inherit; }
 .cards { display: grid; grid-template-columns: 3fr 2fr; gap: 16px; margin-top: 22px; }
 @media (max-width: 760px) { .cards { grid-template-columns: 1fr; } }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px 20px; }
@@ -37,9 +40,10 @@ td { white-space: nowrap; } td small { display: block; color: var(--soft); font-
 .far { color: var(--far); font-weight: 600; } .far::after { content: " ✗"; }
 tr.noise th, tr.noise td { color: var(--soft); font-style: italic; border-bottom: none; }
 .note { color: var(--soft); font-size: 0.88rem; margin: 8px 0 0; }
-figure { margin: 0 0 18px; }
+figure { margin: 0 0 18px; max-width: 1000px; }
 figure img { display: block; width: 100%; background: #ffffff; border: 1px solid var(--line);
   border-radius: 10px; padding: 14px; }
+figure.full { max-width: none; }
 figure.narrow img { padding: 14px max(14px, calc(50% - 370px)); }
 figcaption { color: var(--soft); font-size: 0.88rem; margin-top: 6px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 5px 20px; margin: 0; }

@@ -1,32 +1,29 @@
-"""One row a method, what retraining itself varies by as the last row: in the terminal and as Markdown."""
+"""One line a method, what retraining itself varies by as the last lines: the content of every table."""
 
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
-from expunge.bench.results import Results
+from expunge.bench.results import Noise, Results
+from expunge.report.columns import Measure, columns_for
+from expunge.report.layout import label_of, method_name, parts, reading_order
 from expunge.report.measures import (
-    COLUMNS,
     MISSING,
     Judgement,
     judge,
-    method_name,
     retrained_range,
+    write_printed,
     write_summary,
     write_value,
 )
-
-_COLOURS = {"near": "green", "between": "", "far": "red", None: ""}
+from expunge.report.printed import NOTES, PRINTED_SERIES, SOURCES, beside
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value as text and how near to retraining it is."""
+    """A value as text, how near to retraining it is, and what the paper prints in its place."""
 
     text: str
     judgement: Judgement | None = None
+    paper: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,30 @@ class Line:
 
     name: str
     cells: tuple[Cell, ...]
+    noise: bool = False
 
 
 def table_lines(results: Results) -> list[Line]:
-    """The table's content, whatever it is then drawn with; the last line is the noise of retraining.
+    """The table's content for one variant, whatever it is then drawn with; the last lines are retraining's noise.
 
     Example:
         >>> from expunge.bench.results import Row
         >>> table_lines(Results("demo", {}, {}, [Row("trained", 0, asr=0.957)], {}))[0].cells[2].text
         '95.7'
     """
-    return [_method_line(results, method) for method in results.methods()] + [_noise_line(results)]
+    columns = columns_for(results)
+    lines = [
+        Line(method_name(method), tuple(_cell(results, method, column) for column in columns))
+        for method in reading_order(results)
+    ]
+    limits = {column.key: retrained_range(results, column.key) for column in columns if column.side != "none"}
+    same = _same_init(results)
+    name = f"retrain noise{', fresh init' if same else ''} (low to high)"
+    lines.append(_noise_line(name, columns, limits))
+    if same:
+        ranges = {key: (of["low"], of["high"]) for key, of in same.items()}
+        lines.append(_noise_line("retrain noise, same init (low to high)", columns, ranges))
+    return lines
 
 
 def caption(results: Results, near: str = "green", far: str = "red") -> str:
@@ -56,80 +66,54 @@ def caption(results: Results, near: str = "green", far: str = "red") -> str:
         True
     """
     seeds = len({row.seed for row in results.rows})
+    which = ", fresh init" if any(part.noise_same_init for part in results.variants.values()) else ""
     return (
         f"Mean ± standard deviation over {seeds} seed{'' if seeds == 1 else 's'}: {near} lies in the range of"
-        f" retrained models (last row) or right beside it, {far} is far outside, and a column in which doing nothing is"
-        f" {near} too says nothing about forgetting."
+        f" retrained models (retrain noise{which}) or right beside it, {far} is far outside, and a column in which"
+        f" doing nothing is {near} too says nothing about forgetting."
     )
 
 
-def terminal_table(results: Results) -> Table:
-    """The table for a terminal.
+def paper_notes(results: Results) -> list[str]:
+    """Where the paper's values beside ours come from, and where it contradicts itself, in sentences.
 
     Example:
         >>> from expunge.bench.results import Row
-        >>> terminal_table(Results("demo", {}, {}, [Row("trained", 0, asr=0.957)], {})).row_count
-        2
+        >>> paper_notes(Results("main", {}, {}, [Row("sisa", 10)], {}))[0]
+        'What the paper prints is from its Table 1; seconds from Figure 1b.'
+        >>> paper_notes(Results("main", {"dataset": "digits"}, {}, [Row("sisa", 10)], {}))
+        []
     """
-    table = Table(title=Text(results.experiment), caption=Text(caption(results)), caption_justify="left")
-    table.box, table.padding, table.show_edge = SIMPLE_HEAD, 0, False
-    table.add_column("method", overflow="fold")
-    for column in COLUMNS:
-        # As wide as the values: headers wrap between words and everything fits a terminal of 80 columns.
-        width = {"number": 13, "percent": 10, "times": 6}[column.form]
-        table.add_column(column.header, justify="right", overflow="fold", max_width=width)
-    *methods, noise = table_lines(results)
-    for line in methods:
-        cells = (Text(cell.text.replace("± ", "±"), style=_COLOURS[cell.judgement]) for cell in line.cells)
-        table.add_row(Text(line.name), *cells)
-    table.add_section()
-    ranges = (Text(cell.text if cell.text == MISSING else cell.text.replace("–", " to ")) for cell in noise.cells)
-    table.add_row(Text(noise.name), *ranges, style="dim")
-    return table
+    cells = (cell for part in parts(results).values() for line in table_lines(part) for cell in line.cells)
+    if results.experiment not in PRINTED_SERIES and not any(cell.paper for cell in cells):
+        return []
+    source = SOURCES[results.experiment]
+    return [f"What the paper prints is from its {source}.", *NOTES.get(results.experiment, ())]
 
 
-def markdown_table(results: Results) -> str:
-    """The same table as Markdown; bold instead of green, an exclamation mark instead of red.
-
-    Example:
-        >>> from expunge.bench.results import Row
-        >>> print(markdown_table(Results("demo", {}, {}, [Row("trained", 0, asr=0.957)], {})).splitlines()[2])
-        | do nothing (trained) | – | – | 95.7 | – | – | – | – |
-    """
-    headers = ["method", *(column.header for column in COLUMNS)]
-    rules = ["---", *("---:" for _ in COLUMNS)]
-    lines = [headers, rules]
-    lines += [[_escape(line.name), *(_mark(cell) for cell in line.cells)] for line in table_lines(results)]
-    drawn = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{drawn}\n\n{caption(results, near='**bold**', far='an exclamation mark (!)')}\n"
+def _cell(results: Results, method: str, column: Measure) -> Cell:
+    # Retraining is the yardstick: colouring it would praise it for being itself.
+    judgement = None if method.startswith("retrain") else judge(results, method, column.key)
+    theirs = beside(results, method, column.key)
+    paper = None if theirs is None else write_printed(theirs, column.form)
+    return Cell(write_summary(results.summary(method, column.key), column.form), judgement, paper)
 
 
-def _method_line(results: Results, method: str) -> Line:
-    def cell(key: str, form: str) -> Cell:
-        # Retraining is the yardstick: colouring it would praise it for being itself.
-        judgement = None if method == "retrain" else judge(results, method, key)
-        return Cell(write_summary(results.summary(method, key), form), judgement)
-
-    return Line(method_name(method), tuple(cell(column.key, column.form) for column in COLUMNS))
+def _same_init(results: Results) -> Noise:
+    return results.variants[label_of(results)].noise_same_init if len(results.variants) == 1 else {}
 
 
-def _noise_line(results: Results) -> Line:
+def _noise_line(
+    name: str,
+    columns: tuple[Measure, ...],
+    limits: dict[str, tuple[float, float]] | dict[str, tuple[float, float] | None],
+) -> Line:
     cells = []
-    for column in COLUMNS:
-        limits = None if column.side == "none" else retrained_range(results, column.key)
-        if limits is None:
+    for column in columns:
+        ends = None if column.side == "none" else limits.get(column.key)
+        if ends is None:
             cells.append(Cell(MISSING))
         else:
-            low, high = (write_value(limit, column.form, scale=limits[1]) for limit in limits)
+            low, high = (write_value(end, column.form, scale=ends[1]) for end in ends)
             cells.append(Cell(f"{low}–{high}"))
-    return Line("retrain noise (low to high)", tuple(cells))
-
-
-def _mark(cell: Cell) -> str:
-    if cell.judgement == "near":
-        return f"**{cell.text}**"
-    return f"{cell.text} !" if cell.judgement == "far" else cell.text
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    return Line(name, tuple(cells), noise=True)

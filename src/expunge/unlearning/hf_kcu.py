@@ -29,10 +29,10 @@ from expunge.core.krylov import Solution
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.engine import Engine, expect, measured
-from expunge.federation.fedavg import ServerState, TrainingPlan, aggregate, average_buffers
+from expunge.federation.fedavg import ServerState, aggregate
 from expunge.federation.memory import Memory
-from expunge.federation.tasks import Buffers, LocalSolve, NormStatistics, Solved
-from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions
+from expunge.federation.tasks import LocalSolve, Solved
+from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, UNFILTERED, HfKcuOptions
 from expunge.unlearning.influence import (
     Influence,
     apply_filter,
@@ -43,7 +43,8 @@ from expunge.unlearning.influence import (
     require_reachable,
     retained_gradient,
 )
-from expunge.unlearning.recovery import Recovery, recovery_round
+from expunge.unlearning.preparation import away, forgotten_memory, memory_warnings, prepared
+from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers
 from expunge.unlearning.registry import Need, Outcome, register
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.scaling import adaptive_scale, retained_losses, trust_region
@@ -86,28 +87,24 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             # Lines 23 and 24: the update.
             model = model.moved(model.parameters - length * step)
         else:
-            model = _refreshed_buffers(engine, model, state, parties)
-            memory = state.memory.without(parties.leaving) if state.memory is not None else None
+            model = refreshed_buffers(engine, model, state, parties)
+            memory = forgotten_memory(state, parties)
             if options.recovery is not None:
                 model, memory = _recovered(engine, state, model, memory, parties, options, details)
             reason = _final_refusal(engine, state.model, model, parties, options, details)
     if reason:
         return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
-    if parties.partly and memory is not None:
-        names = ", ".join(parties.partly)
-        warnings.append(f"The vectors kept of {names} still hold the forgotten samples' pull: it cannot be told apart.")
-    after = replace(state, model=model, memory=memory)
-    return Outcome(options.label, after, cost, details=details, warnings=tuple(warnings))
+    warnings.extend(memory_warnings(parties, memory))
+    return Outcome(options.label, state.moved(model, memory), cost, details=details, warnings=tuple(warnings))
 
 
 def _prepared(
     engine: Engine, state: ServerState, request: Request, options: HfKcuOptions
 ) -> tuple[HfKcuOptions, Parties]:
     """Everything that can be refused is refused here, before any work."""
-    state.model.require_finite()
-    remembered = state.memory.clients if state.memory is not None else ()
-    parties = request.parties(engine.clients(), remembered)
+    parties = prepared(engine, state, request, leave_out=options.missing == "leave-out")
     if options.source == "auto":
+        remembered = state.memory.clients if state.memory is not None else ()
         kept = not parties.partly and all(name in remembered for name in parties.leaving)
         options = replace(options, source="trajectory" if kept else "gradient")
     if options.source == "gradient":
@@ -118,13 +115,8 @@ def _prepared(
         raise RequestError("No vectors were kept while training, so only the gradient source can be used.")
     elif state.memory.size not in (None, state.model.parameters.numel()):
         raise RequestError("The memory was recorded with another model: its vectors have another length.")
-    if (away := _away(state, parties)) and options.missing == "refuse":
-        raise RequestError(
-            f"Client {away[0]!r} stays but cannot be reached, and leaving it out would solve another problem: "
-            "wait for it, or choose missing='leave-out'."
-        )
     if options.recovery is not None:
-        _recovery_plan(state, options.recovery)
+        options.recovery.plan(state)
     if options.filter == "rounds" and state.schedule is None:
         raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
     return options, parties
@@ -133,19 +125,13 @@ def _prepared(
 def _warnings_beforehand(state: ServerState, parties: Parties, options: HfKcuOptions) -> list[str]:
     """What the person who asked should know whatever comes out."""
     warnings = []
-    if away := _away(state, parties):
-        warnings.append(f"Left out, since they cannot be reached: {', '.join(away)}.")
+    if missing := away(state, parties):
+        warnings.append(f"Left out, since they cannot be reached: {', '.join(missing)}.")
     if state.memory is not None and options.source == "gradient":
         never = [name for name in parties.leaving if name not in state.memory.clients]
         if never:
             warnings.append(f"No vector of {', '.join(never)} was kept, so the gradient source was used.")
     return warnings
-
-
-def _away(state: ServerState, parties: Parties) -> list[str]:
-    """Clients that the server remembers and that stay, but cannot be reached."""
-    remembered = state.memory.clients if state.memory is not None else ()
-    return [name for name in remembered if name not in parties.leaving and name not in parties.counts]
 
 
 def _damping(state: ServerState, options: HfKcuOptions) -> float:
@@ -233,32 +219,17 @@ def _length(
     return 1.0, {}
 
 
-def _refreshed_buffers(engine: Engine, model: Snapshot, state: ServerState, parties: Parties) -> Snapshot:
-    """Batch-norm statistics remember, too: they are estimated again from the clients that stay."""
-    if not _has_statistics(model):
-        return model
-    batch_size = state.schedule.batch_size if state.schedule is not None else 64
-    tasks = {name: NormStatistics(model, batch_size, left_out) for name, left_out in parties.retained.items()}
-    replies = expect(engine.ask(tasks), Buffers)
-    buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
-    return replace(model, buffers=buffers)
-
-
 def _final_refusal(
     engine: Engine, before: Snapshot, after: Snapshot, parties: Parties, options: HfKcuOptions, details: dict[str, Any]
 ) -> str:
     """The safety belt once more where batch-norm statistics were estimated anew: the line search used the old ones."""
-    if options.scaling != "trust-region" or not _has_statistics(before):
+    if options.scaling != "trust-region" or not has_statistics(before):
         return ""
     (loss,) = retained_losses(engine, after, torch.zeros_like(after.parameters), (0.0,), parties, options)
     details["retained_loss_at_the_end"] = loss
     if loss <= details["steps"][0]["retained_loss_before"] + options.steps * options.tau:
         return ""
     return "With new batch-norm statistics the retained loss rises beyond tau: the model is left as it was."
-
-
-def _has_statistics(model: Snapshot) -> bool:
-    return any("running_" in name for name in model.buffers)
 
 
 def _recovered(
@@ -272,7 +243,7 @@ def _recovered(
 ) -> tuple[Snapshot, Memory | None]:
     """A round of the clients that stay, taken as far as it lowers their loss: the safety belt holds here, too."""
     assert options.recovery is not None
-    plan = _recovery_plan(state, options.recovery)
+    plan = options.recovery.plan(state)
     updates = recovery_round(engine, state.model, model, parties.retained, plan)
     full = aggregate(model, updates)
     way = model.parameters - full.parameters
@@ -290,14 +261,6 @@ def _recovered(
     return model.moved(model.parameters - length * way), memory
 
 
-def _recovery_plan(state: ServerState, recovery: Recovery) -> TrainingPlan:
-    learning_rate = recovery.learning_rate or (state.schedule.learning_rate if state.schedule else None)
-    batch_size = recovery.batch_size or (state.schedule.batch_size if state.schedule else None)
-    if learning_rate is None or batch_size is None:
-        raise RequestError("Recovery needs a learning rate and a batch size: give those of the training.")
-    return TrainingPlan(1, recovery.epochs, batch_size, learning_rate, seed=recovery.seed)
-
-
 def _diagnosis(solution: Solution) -> dict[str, Any]:
     """What CG learned, without the vector."""
     return {name: value for name, value in asdict(replace(solution, vector=torch.empty(0))).items() if name != "vector"}
@@ -313,3 +276,10 @@ for _options, _summary in (
     _recovering = _options.with_recovery()
     register(_options.label, hf_kcu, _options, _summary, _needs)
     register(_recovering.label, hf_kcu, _recovering, f"{_summary}; then a recovery round", _needs)
+register(
+    "unfiltered+recovery",
+    hf_kcu,
+    UNFILTERED,
+    "a control: the vector kept while training, unfiltered; then a recovery round",
+    "vectors",
+)

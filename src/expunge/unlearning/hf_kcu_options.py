@@ -156,6 +156,9 @@ GRADIENT = HfKcuOptions(source="gradient")
 TRAJECTORY = HfKcuOptions(source="trajectory")
 """The vector kept while training, filtered: needs nothing of the client that leaves."""
 
+UNFILTERED = HfKcuOptions(source="trajectory", influence_decay=False, tau=0.5, recovery=Recovery())
+"""A control: what the trajectory source does without its filter, in the longest step that tau allows."""
+
 
 def component_ablation(full: HfKcuOptions) -> dict[str, HfKcuOptions]:
     """The rows of the component ablation: each takes one component away.

@@ -1,8 +1,8 @@
-"""Recovery: one round of the retained clients that may not walk back to the model that remembers."""
+"""Rounds of the clients that stay: plain FedAvg, or recovery that may not walk back to the model that remembers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,13 +11,18 @@ from torch import Tensor
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engine import Engine, expect
-from expunge.federation.fedavg import TrainingPlan
-from expunge.federation.tasks import Indices, Trained
+from expunge.federation.fedavg import ServerState, TrainingPlan, aggregate, average_buffers
+from expunge.federation.memory import Memory
+from expunge.federation.tasks import Buffers, Draw, Indices, NormStatistics, Trained
+from expunge.unlearning.request import Parties
+
+Change = Callable[[Tensor, Snapshot], Tensor]
+"""What becomes of a client's update before it is averaged, given the model that it was asked to train."""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Options of the recovery round.
+    """How clients train after the step: the options of a recovery round, which other methods' options extend.
 
     Attributes:
         epochs: local epochs, at most one by default.
@@ -35,6 +40,14 @@ class Recovery:
         if self.epochs < 1:
             raise RequestError(f"Recovery needs at least 1 epoch, not {self.epochs}.")
 
+    def plan(self, state: ServerState, rounds: int = 1) -> TrainingPlan:
+        """So many rounds, with the training's learning rate and batch size where none is given."""
+        learning_rate = self.learning_rate or (state.schedule.learning_rate if state.schedule else None)
+        batch_size = self.batch_size or (state.schedule.batch_size if state.schedule else None)
+        if learning_rate is None or batch_size is None:
+            raise RequestError("Local training needs a learning rate and a batch size: give those of the training.")
+        return TrainingPlan(rounds, self.epochs, batch_size, learning_rate, seed=self.seed)
+
 
 def strip_return(update: Tensor, towards: Tensor) -> Tensor:
     """``d <- d - max(0, d.g) / ||g||^2 g``: the update without its component back towards the model that remembers.
@@ -51,11 +64,82 @@ def strip_return(update: Tensor, towards: Tensor) -> Tensor:
     return update - torch.dot(update, towards).clamp(min=0.0) / length * towards
 
 
+def retained_round(
+    engine: Engine,
+    model: Snapshot,
+    retained: Mapping[str, Indices],
+    plan: TrainingPlan,
+    number: int = 0,
+    *,
+    draws: Mapping[str, Draw] | None = None,
+    change: Change | None = None,
+) -> dict[str, Trained]:
+    """Ask the retained clients for one round of training from ``model``.
+
+    Args:
+        engine: reaches the clients.
+        model: where they start.
+        retained: who is asked, each with the samples that it no longer uses.
+        plan: epochs, batch size, learning rate and seed; its rounds and participation are not looked at.
+        number: of the round, for its seeds.
+        draws: the clients that train, each on so many of its samples only; None is everyone on everything.
+        change: what becomes of each update.
+    """
+    tasks = {name: plan.task(model, number, name, left_out) for name, left_out in retained.items()}
+    if draws is not None:
+        tasks = {name: replace(tasks[name], draw=draw) for name, draw in draws.items()}
+    replies = expect(engine.ask(tasks), Trained)
+    if change is None:
+        return replies
+    return {name: replace(reply, update=change(reply.update, model)) for name, reply in replies.items()}
+
+
 def recovery_round(
     engine: Engine, remembers: Snapshot, forgot: Snapshot, retained: Mapping[str, Indices], plan: TrainingPlan
 ) -> dict[str, Trained]:
     """One FedAvg round of the retained clients from ``forgot``, each update stripped of its way back."""
-    tasks = {name: plan.task(forgot, 0, name, left_out) for name, left_out in retained.items()}
-    replies = expect(engine.ask(tasks), Trained)
-    towards = remembers.parameters - forgot.parameters
-    return {name: replace(reply, update=strip_return(reply.update, towards)) for name, reply in replies.items()}
+
+    def stripped(update: Tensor, model: Snapshot) -> Tensor:
+        return strip_return(update, remembers.parameters - model.parameters)
+
+    return retained_round(engine, forgot, retained, plan, change=stripped)
+
+
+def taken(model: Snapshot, memory: Memory | None, replies: Mapping[str, Trained]) -> Snapshot:
+    """The model after the round; the memory, where there is one, gets the round added."""
+    if memory is not None:
+        memory.record(
+            {name: reply.update for name, reply in replies.items()},
+            {name: reply.count for name, reply in replies.items()},
+        )
+    return aggregate(model, replies)
+
+
+def fedavg_rounds(
+    engine: Engine,
+    model: Snapshot,
+    memory: Memory | None,
+    retained: Mapping[str, Indices],
+    plan: TrainingPlan,
+    change: Change | None = None,
+) -> Snapshot:
+    """All rounds of the plan, by FedAvg of the retained clients; the memory, where there is one, gets them added."""
+    for number in range(plan.rounds):
+        model = taken(model, memory, retained_round(engine, model, retained, plan, number, change=change))
+    return model
+
+
+def has_statistics(model: Snapshot) -> bool:
+    """Whether the model has batch-norm statistics."""
+    return any("running_" in name for name in model.buffers)
+
+
+def refreshed_buffers(engine: Engine, model: Snapshot, state: ServerState, parties: Parties) -> Snapshot:
+    """Batch-norm statistics remember, too: they are estimated again from the clients that stay."""
+    if not has_statistics(model):
+        return model
+    batch_size = state.schedule.batch_size if state.schedule is not None else 64
+    tasks = {name: NormStatistics(model, batch_size, left_out) for name, left_out in parties.retained.items()}
+    replies = expect(engine.ask(tasks), Buffers)
+    buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
+    return replace(model, buffers=buffers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engine import Engine, measured
-from expunge.federation.fedavg import Progress, ServerState, TrainingPlan, train
+from expunge.federation.fedavg import KEEP_VECTORS, Keep, Progress, ServerState, TrainingPlan, train
 from expunge.unlearning.registry import Outcome, register
 from expunge.unlearning.request import Request
 
@@ -19,13 +19,13 @@ class RetrainOptions:
     Attributes:
         start: the initial model; a fresh initialisation, or the one that the training began with.
         plan: the training plan, usually the training's own with a fresh seed.
-        remember: keep one vector per client, so that the new model can forget in its turn.
+        keep: what is recorded, so that the new model can forget in its turn.
         progress: called after each round.
     """
 
     start: Snapshot | None = None
     plan: TrainingPlan | None = None
-    remember: bool = True
+    keep: Keep = KEEP_VECTORS
     progress: Progress | None = None
 
 
@@ -41,7 +41,7 @@ def retrain(engine: Engine, state: ServerState, request: Request, options: Retra
             options.start,
             options.plan,
             clients=parties.retained,
-            remember=options.remember,
+            keep=options.keep,
             progress=options.progress,
         )
     return Outcome("retrain", trained, cost)

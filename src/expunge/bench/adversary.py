@@ -1,0 +1,68 @@
+"""Clients that lie: an engine whose leaver sends a crafted gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from expunge.errors import RequestError
+from expunge.federation.engine import Cost, Engine
+from expunge.federation.fedavg import derived_seed
+from expunge.federation.tasks import Gradient, Reply, Sum, Task
+
+
+def _random(honest: Tensor, chance: torch.Generator) -> Tensor:
+    noise = torch.randn(honest.shape, generator=chance, dtype=honest.dtype).to(honest)
+    length = float(torch.linalg.vector_norm(honest)) / float(torch.linalg.vector_norm(noise))
+    return length * noise
+
+
+LIES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "flipped": lambda honest, _: -honest,
+    "hundredfold": lambda honest, _: 100 * honest,
+    "random": _random,
+    "not a number": lambda honest, _: torch.full_like(honest, float("nan")),
+}
+"""What a leaver may send in place of the gradient of its data."""
+
+
+class Tampering:
+    """An engine that reaches the same clients, some of whom lie about their gradient.
+
+    Args:
+        engine: the honest one.
+        liars: who lies.
+        lie: one of `LIES`.
+        seed: of a random lie.
+    """
+
+    def __init__(self, engine: Engine, liars: tuple[str, ...], lie: str, seed: int) -> None:
+        if lie not in LIES:
+            raise RequestError(f"There is no lie {lie!r}; there are {', '.join(LIES)}.")
+        self._engine, self._liars, self._lie = engine, liars, LIES[lie]
+        self._chance = torch.Generator().manual_seed(derived_seed(seed, "lie"))
+
+    @property
+    def cost(self) -> Cost:
+        """What was spent so far."""
+        return self._engine.cost
+
+    @cost.setter
+    def cost(self, cost: Cost) -> None:
+        self._engine.cost = cost
+
+    def clients(self) -> Mapping[str, int]:
+        """As the honest engine."""
+        return self._engine.clients()
+
+    def ask(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
+        """As the honest engine, but for the liars' gradients."""
+        replies = self._engine.ask(tasks)
+        for name in self._liars:
+            reply = replies.get(name)
+            if isinstance(tasks.get(name), Gradient) and isinstance(reply, Sum):
+                replies[name] = replace(reply, total=self._lie(reply.total, self._chance))
+        return replies

@@ -1,0 +1,318 @@
+"""Models that experiments share: a cell is one model to be made, kept on disk under what determines it.
+
+A finished cell is never made again, whichever experiment asks for it; a crash loses the one that was being made. Since
+models are kept, a new measure needs no new training.
+
+    ROOT/bench.json                     the format and version of everything below
+    ROOT/cells/KIND-DIGEST/cell.json    what it is, what it cost, what was noticed
+    ROOT/cells/KIND-DIGEST/*.safetensors
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import expunge
+from expunge.bench.adversary import Tampering
+from expunge.bench.files import appear, load_state, read_json, require_writable, save_state
+from expunge.bench.scenario import Federation, Scenario
+from expunge.bench.settings import Contender, Forget
+from expunge.errors import NumericalError, RequestError
+from expunge.federation.engine import Cost, Engine, measured
+from expunge.federation.fedavg import Keep, Schedule, ServerState, derived_seed, train
+from expunge.federation.shards import train_sharded
+from expunge.federation.tasks import CurvatureProduct, Draw, Gradient
+from expunge.unlearning.registry import method
+from expunge.unlearning.retrain import RetrainOptions, retrain
+
+FORMAT = 1
+"""Of the folder; another one is refused."""
+
+ALL_SAMPLES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
+MODEL_WORK = {"resnet18": 60.0, "vit-lite": 20.0, "cnn": 3.0, "digits-net": 0.3, "softmax": 0.1}
+
+UPDATES_EVERY = 2
+SHARDS, SLICES = 3, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A finished cell: the state that it made, and the record beside it."""
+
+    state: ServerState
+    cost: Cost
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model to be made."""
+
+    kind: ClassVar[str]
+    scenario: Scenario
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """Cells that must be finished before."""
+        return ()
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether something is kept beside what others would keep under the same name."""
+        return False
+
+    @property
+    def work(self) -> float:
+        """About how much it costs, in samples of a small network: only to tell the time that is left."""
+        plan, samples = self.scenario.plan, self.scenario.train_samples or ALL_SAMPLES[self.scenario.dataset]
+        return plan.rounds * plan.epochs * plan.participation * samples * MODEL_WORK.get(self.scenario.model, 1.0)
+
+    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+        """Do the work: the state, what it cost, and what is to be written down."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TrainedCell(Cell):
+    """The federation trained on everybody; ``updates`` are kept beside the vectors where a method needs them."""
+
+    kind = "trained"
+    updates: bool = field(default=False, metadata={"content": True})
+
+    @property
+    def keeps_more(self) -> bool:
+        """The stored updates."""
+        return self.updates
+
+    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+        """FedAvg."""
+        federation, engine = store.engine(self.scenario)
+        keep = Keep(updates_every=UPDATES_EVERY if self.updates else None)
+        with measured(engine) as cost:
+            state = train(engine, federation.initial(), self.scenario.plan, keep=keep)
+        return state, cost, {"keeping_seconds": dict(state.keeping_seconds), "updates": self.updates}
+
+
+@dataclass(frozen=True)
+class ShardedCell(Cell):
+    """The federation trained by SISA."""
+
+    kind = "sharded"
+
+    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+        """Shards, slices, checkpoints."""
+        federation, engine = store.engine(self.scenario)
+        starts = [federation.initial(derived_seed(self.scenario.seed, "shard", number)) for number in range(SHARDS)]
+        with measured(engine) as cost:
+            state = train_sharded(engine, starts, self.scenario.plan, shards=SHARDS, slices=SLICES)
+        return state, cost, {}
+
+
+@dataclass(frozen=True)
+class RetrainedCell(Cell):
+    """Trained again without what is to be forgotten; what whole clients that leave did to their data plays no part."""
+
+    kind = "retrained"
+    forget: Forget
+    number: int
+    fresh: bool = True
+
+    def __post_init__(self) -> None:
+        backdoors = {n: attack for n, attack in self.scenario.backdoors.items() if n not in self.forget.clients}
+        object.__setattr__(self, "scenario", dataclasses.replace(self.scenario, backdoors=backdoors))
+
+    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+        """From a fresh initialisation, or from the training's own with another shuffling."""
+        federation, engine = store.engine(self.scenario)
+        which = "retrain" if self.fresh else "retrain-same-init"
+        seed = derived_seed(self.scenario.seed, which, self.number)
+        start = federation.initial(seed if self.fresh else None)
+        plan = dataclasses.replace(self.scenario.plan, seed=seed)
+        options = RetrainOptions(start, plan, keep=Keep(vectors=False))
+        outcome = retrain(engine, ServerState(start), self.forget.request(federation), options)
+        return outcome.state, outcome.cost, {}
+
+
+@dataclass(frozen=True)
+class ForgottenCell(Cell):
+    """A method's answer to requests that come one after another; it makes the last step."""
+
+    kind = "forgotten"
+    contender: Contender
+    forgets: tuple[Forget, ...]
+    tamper: str = ""
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """What it starts from: training, or the step before; and the contender whose budget it gets."""
+        needs: list[Cell] = [self.before]
+        if self.contender.budget_of is not None:
+            needs.append(dataclasses.replace(self, contender=self.contender.budget_of))
+        return tuple(needs)
+
+    @property
+    def before(self) -> Cell:
+        """The state before its step."""
+        if len(self.forgets) > 1:
+            return dataclasses.replace(self, forgets=self.forgets[:-1])
+        kept = method(self.contender.method).needs
+        if kept == "shards":
+            return ShardedCell(self.scenario)
+        return TrainedCell(self.scenario, updates=kept == "updates")
+
+    @property
+    def work(self) -> float:
+        """A guess: what retrains in part takes half a training, what ascends or tunes a few epochs, others less."""
+        dear = {"fed-eraser": 0.5, "sisa": 0.4, "fed-osd": 0.25, "not": 0.2, "projected-gradient-ascent": 0.2}
+        return super().work * dear.get(self.contender.method, 0.05)
+
+    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+        """Run the method; whoever left before cannot be reached, and for the trajectory source nor can the leaver."""
+        federation, engine = store.engine(self.scenario)
+        before = store.kept(self.before)
+        forget, gone = self.forgets[-1], [name for earlier in self.forgets[:-1] for name in earlier.clients]
+        chosen = self.contender.configured(**self._budget(store))
+        if chosen.needs == "vectors" and not forget.shares and not forget.triggered:
+            gone += forget.clients
+        local = engine.without(tuple(gone))
+        warm_up(local, before.state)
+        local.cost = Cost()
+        acting: Engine = Tampering(local, forget.owners, self.tamper, self.scenario.seed) if self.tamper else local
+        record: dict[str, Any] = {"stored_bytes": stored_bytes(chosen.needs, before.state)}
+        try:
+            with measured(local) as cost:
+                outcome = chosen(acting, before.state, forget.request(federation))
+        except NumericalError as problem:  # diverged or lied to: the model stays, which is a result
+            return before.state, cost, {**record, "succeeded": False, "details": {}, "warnings": [str(problem)]}
+        record |= {"succeeded": outcome.succeeded, "details": outcome.details, "warnings": list(outcome.warnings)}
+        return outcome.state, outcome.cost, record
+
+    def _budget(self, store: Store) -> dict[str, Any]:
+        if self.contender.budget_of is None:
+            return {}
+        spent = store.kept(dataclasses.replace(self, contender=self.contender.budget_of))
+        return {"budget": round(spent.cost.sample_gradients)}
+
+
+def stored_bytes(needs: str | None, state: ServerState) -> int:
+    """What training had to keep for a method."""
+    place = {"vectors": state.memory, "updates": state.history, "shards": state.shards}.get(needs or "")
+    return place.stored_bytes if place is not None else 0
+
+
+def warm_up(engine: Engine, state: ServerState) -> None:
+    """A gradient and a product on a few samples: torch's first ones load libraries, which is nobody's cost."""
+    name = next(iter(engine.clients()))
+    if state.shards is None:
+        vector = state.model.parameters[None]
+        engine.ask({name: CurvatureProduct(state.model, vector, "ggn", Draw(8, seed=0))})
+        engine.ask({name: Gradient(state.model, only=(0,))})
+
+
+class Store:
+    """The kept cells of one folder.
+
+    Args:
+        root: made where it is missing; one of another version is refused.
+        device: where models are made; those of one device are never taken for another's.
+        data_dir: where the datasets are.
+    """
+
+    def __init__(self, root: Path, device: str = "cpu", data_dir: Path | None = None) -> None:
+        self.root, self.device, self.data_dir = root, device, data_dir
+        require_writable(root)
+        mark, own = root / "bench.json", {"format": FORMAT, "expunge": expunge.__version__}
+        if mark.exists():
+            found = read_json(mark)
+            if found != own:
+                raise RequestError(
+                    f"{root} was written by expunge {found.get('expunge')} (format {found.get('format')}), this is "
+                    f"{expunge.__version__} (format {FORMAT}): choose another folder, results are not mixed."
+                )
+        elif root.exists() and any(root.iterdir()):
+            raise RequestError(f"{root} is not empty and not a folder of bench: choose another one.")
+        else:
+            root.mkdir(parents=True, exist_ok=True)
+            mark.write_text(json.dumps(own) + "\n")
+
+    def path(self, cell: Cell) -> Path:
+        """Where the cell is, or will be."""
+        return self.root / "cells" / f"{cell.kind}-{digest(cell, self.device)}"
+
+    def has(self, cell: Cell) -> bool:
+        """Whether it is finished, with all that is asked of it."""
+        file = self.path(cell) / "cell.json"
+        if not file.exists():
+            return False
+        return not cell.keeps_more or bool(read_json(file).get("updates"))
+
+    def make(self, cell: Cell) -> None:
+        """Make it, with what it needs, unless it is there."""
+        if self.has(cell):
+            return
+        for other in cell.needs:
+            self.make(other)
+        state, cost, record = cell.make(self)
+        schedule = dataclasses.asdict(state.schedule) if state.schedule is not None else None
+        content = {"cell": described(cell), "cost": cost.as_dict(), "schedule": schedule, **record}
+        federation = self.federation(cell.scenario)
+
+        def fill(folder: Path) -> None:
+            save_state(state, federation, folder)
+            (folder / "cell.json").write_text(json.dumps(content, indent=2) + "\n")
+
+        appear(self.path(cell), fill)
+
+    def kept(self, cell: Cell) -> Kept:
+        """A finished cell."""
+        record = read_json(self.path(cell) / "cell.json")
+        schedule = Schedule(**record["schedule"]) if record["schedule"] else None
+        state = load_state(self.federation(cell.scenario), self.path(cell), schedule)
+        return Kept(state, Cost(**record["cost"]), record)
+
+    def federation(self, scenario: Scenario) -> Federation:
+        """The scenario made real; the last one is remembered."""
+        return _federation(json.dumps(scenario.as_dict()), self.data_dir, self.device)
+
+    def engine(self, scenario: Scenario) -> tuple[Federation, Any]:
+        """The federation and a new engine on it."""
+        federation = self.federation(scenario)
+        return federation, federation.engine()
+
+
+@functools.lru_cache(maxsize=2)
+def _federation(scenario: str, data_dir: Path | None, device: str) -> Federation:
+    return Scenario.from_dict(json.loads(scenario)).build(data_dir, device=device)
+
+
+def described(cell: Cell) -> dict[str, Any]:
+    """What determines the cell's model, for JSON."""
+    parts = {
+        part.name: getattr(cell, part.name) for part in dataclasses.fields(cell) if not part.metadata.get("content")
+    }
+    return {"kind": cell.kind, **{name: _plain(value) for name, value in parts.items()}}
+
+
+def digest(cell: Cell, device: str) -> str:
+    """A short name for what determines the cell's model."""
+    content = json.dumps([described(cell), device], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Contender):
+        return {"method": value.method, "options": _plain(value.options), "budget_of": _plain(value.budget_of)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,260 @@
+"""One experiment for every table and figure of the paper, and those beyond it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from expunge.bench.adversary import LIES
+from expunge.bench.cells import Kept
+from expunge.bench.results import Series
+from expunge.bench.runner import Experiment
+from expunge.bench.scales import LEAVER, Scale
+from expunge.bench.scenario import Scenario
+from expunge.bench.settings import Contender, Forget, Setting
+from expunge.bench.studies import conditioning, perturbation
+from expunge.core.bounds import cg_rate
+from expunge.data import Backdoor
+from expunge.data.backdoor import Corner
+from expunge.errors import RequestError
+from expunge.unlearning.hf_kcu_options import GRADIENT, component_ablation
+
+TRAJECTORY = Contender("hf-kcu-trajectory")
+OURS = (
+    Contender("hf-kcu-paper"),
+    Contender("hf-kcu-gradient"),
+    TRAJECTORY,
+    Contender("hf-kcu-trajectory+recovery"),
+)
+BASELINES = tuple(
+    Contender(name)
+    for name in ("gradient-ascent", "fed-eraser", "sisa", "projected-gradient-ascent", "fine-tuning", "not", "fed-osd")
+)
+CONTROLS = (Contender("fine-tuning-same-budget", budget_of=TRAJECTORY), Contender("unfiltered+recovery"))
+EVERYONE = (*BASELINES, *CONTROLS, *OURS)
+
+
+def _setting(
+    scale: Scale,
+    label: str,
+    scenario: Scenario,
+    contenders: tuple[Contender, ...],
+    *forgets: Forget,
+    tamper: str = "",
+) -> Setting:
+    who = forgets or (Forget((LEAVER,)),)
+    return Setting(label, scenario, who, contenders, scale.retrains, scale.same_init, tamper)
+
+
+def main(scale: Scale) -> list[Setting]:
+    """Table 1 and its two figures: a clean client leaves, every method."""
+    return [_setting(scale, scale.base.dataset, scale.base, EVERYONE)]
+
+
+def datasets(scale: Scale) -> list[Setting]:
+    """Table 2: other data and other models."""
+    pairs = {
+        "smoke": [("digits", "digits-net"), ("digits", "softmax")],
+        "small": [("mnist", "cnn-narrow"), ("fashion-mnist", "cnn-narrow"), ("digits", "digits-net")],
+        "paper": [("mnist", "cnn"), ("cifar10", "vit-lite"), ("cifar10", "resnet18"), ("fashion-mnist", "cnn")],
+    }[scale.name]
+    if scale.name == "small" and scale.base.dataset == "digits":
+        pairs = [("digits", "digits-net"), ("digits", "softmax")]
+    found = []
+    for dataset, model in pairs:
+        base = scale.on(dataset, model).base
+        if dataset == "digits" and not scale.is_smoke:
+            base = dataclasses.replace(base, train_samples=None, test_samples=None, shrink=1)
+        label = dataset if model in ("cnn", "cnn-narrow", "digits-net") else f"{dataset} {model}"
+        found.append(_setting(scale, label, base, OURS))
+    return found
+
+
+def backdoor(scale: Scale) -> list[Setting]:
+    """Table 3: a poisoned client leaves; as printed, and with an attack that is worth removing."""
+    return [
+        _setting(scale, "printed protocol", scale.attacked(LEAVER), EVERYONE),
+        _setting(scale, "strong", scale.attacked(LEAVER, strong=True), EVERYONE),
+    ]
+
+
+def components(scale: Scale) -> list[Setting]:
+    """The component ablation: a client leaves, and data spread unequally over three clients."""
+    full = dataclasses.asdict(GRADIENT)
+    rows = tuple(
+        Contender("hf-kcu-gradient", {key: value for key, value in vars(options).items() if value != full[key]}, label)
+        for label, options in component_ablation(GRADIENT).items()
+    )
+    spread = Forget(shares={"client-1": 0.6, "client-2": 0.3, "client-3": 0.1})
+    return [
+        _setting(scale, "one client", scale.base, rows),
+        _setting(scale, "spread over three clients", scale.base, rows, spread),
+    ]
+
+
+def damping(scale: Scale) -> list[Setting]:
+    """The damping's table."""
+    return [
+        _setting(scale, f"lambda={value:g}", scale.base, _changed(OURS, {"damping": value}))
+        for value in (0.1, 0.01, 0.001)
+    ]
+
+
+def heterogeneity(scale: Scale) -> list[Setting]:
+    """How unequal the clients are: Dirichlet's alpha."""
+    return [
+        _setting(scale, f"alpha={alpha}", dataclasses.replace(scale.base, alpha=alpha), OURS)
+        for alpha in (0.1, 0.5, 1.0)
+    ]
+
+
+def clients(scale: Scale) -> list[Setting]:
+    """How many clients there are."""
+    counts = {"smoke": (4, 6), "small": (10, 20, 40), "paper": (10, 100, 200)}[scale.name]
+    return [_setting(scale, f"{count} clients", scale.with_clients(count).base, OURS) for count in counts]
+
+
+def wallclock(scale: Scale) -> list[Setting]:
+    """Seconds for models of several sizes."""
+    models = {
+        "smoke": ("digits-net", "softmax"),
+        "small": ("cnn-narrow", "cnn", "softmax") if scale.base.dataset != "digits" else ("digits-net", "softmax"),
+        "paper": ("cnn", "resnet18", "vit-lite"),
+    }[scale.name]
+    return [_setting(scale, model, scale.on(scale.base.dataset, model).base, OURS) for model in models]
+
+
+def functional(scale: Scale) -> list[Setting]:
+    """The functional measures of the models of `main`."""
+    return [_setting(scale, scale.base.dataset, scale.base, OURS)]
+
+
+def convergence(scale: Scale) -> list[Setting]:
+    """How far conjugate gradient gets, for two clients that leave."""
+    contenders = _changed(OURS[:3], {"iterations": 6 if scale.is_smoke else 50})
+    return [
+        _setting(scale, f"{name} leaves", scale.base, contenders, Forget((name,))) for name in ("client-1", "client-2")
+    ]
+
+
+def sequential(scale: Scale) -> list[Setting]:
+    """Half of the clients leave one after another; three of them had hidden a backdoor, each with its own trigger."""
+    count = {"smoke": 4, "small": 12, "paper": 20}[scale.name]
+    leaving = [f"client-{number}" for number in range(1, count // 2 + 1)]
+    strong = scale.backdoor(strong=True)
+    corners: tuple[Corner, ...] = ("bottom-right", "top-left", "bottom-left")
+    attackers = leaving[:: max(1, len(leaving) // 3)][:3]
+    backdoors: Mapping[str, Backdoor] = {
+        name: dataclasses.replace(strong, target=(7 + number) % 10, corner=corner)
+        for number, (name, corner) in enumerate(zip(attackers, corners, strict=False))
+    }
+    scenario = dataclasses.replace(scale.with_clients(count).base, backdoors=backdoors)
+    contenders, steps = (Contender("fine-tuning"), *OURS[1:]), [Forget((name,)) for name in leaving]
+    return [_setting(scale, f"{len(leaving)} of {count} leave", scenario, contenders, *steps)]
+
+
+def samples(scale: Scale) -> list[Setting]:
+    """Some samples leave, their clients stay."""
+    able = tuple(
+        contender
+        for contender in (*BASELINES, *OURS, Contender("hf-kcu-gradient+recovery"))
+        if "trajectory" not in contender.method
+    )
+    everywhere = Forget(shares=dict.fromkeys(scale.base.names, 0.05))
+    return [
+        _setting(scale, "a fifth of one client", scale.base, able, Forget(shares={LEAVER: 0.2})),
+        _setting(scale, "a twentieth of every client", scale.base, able, everywhere),
+        _setting(scale, "the poisoned samples", scale.attacked(LEAVER, strong=True), able, Forget(triggered=(LEAVER,))),
+    ]
+
+
+def several(scale: Scale) -> list[Setting]:
+    """Several clients leave at once, one of them poisoned."""
+    counts = (2,) if scale.is_smoke else (2, 3, 5)
+    scenario = scale.attacked("client-1", strong=True)
+    return [
+        _setting(
+            scale,
+            f"{count} at once",
+            scenario,
+            (Contender("fine-tuning"), *OURS),
+            Forget(tuple(f"client-{number}" for number in range(1, count + 1))),
+        )
+        for count in counts
+    ]
+
+
+def adversary(scale: Scale) -> list[Setting]:
+    """Retained clients that hold the leaver's trigger, and a leaver that lies about its gradient."""
+    found = []
+    leader, quiet = scale.backdoor(strong=True), scale.backdoor()
+    quiet = dataclasses.replace(leader, boost=quiet.boost)  # the same trigger, nothing boosted
+    for count in (1,) if scale.is_smoke else (1, 2, 3):
+        friends = [name for name in scale.base.names if name != LEAVER][1 : 1 + count]
+        scenario = dataclasses.replace(scale.base, backdoors={LEAVER: leader, **dict.fromkeys(friends, quiet)})
+        found.append(_setting(scale, f"{count} retained with the trigger", scenario, OURS))
+    plain = scale.attacked(LEAVER, strong=True)
+    liars = (Contender("hf-kcu-gradient"), Contender("hf-kcu-gradient+recovery"))
+    found += [_setting(scale, f"the leaver lies: {lie}", plain, liars, tamper=lie) for lie in LIES]
+    return found
+
+
+def residual_curves(setting: Setting, finished: dict[str, Kept]) -> list[Series]:
+    """Relative residuals of each solve, and the theorem's bound with the condition that the solve itself estimates."""
+    series = []
+    for label, kept in finished.items():
+        for solver in kept.record["details"]["steps"][0].get("solves", {}).values():
+            norms = solver["residual_norms"]
+            x = [float(number) for number in range(len(norms))]
+            relative = [norm / norms[0] for norm in norms]
+            series.append(Series(label, setting.label, "iteration", "relative residual", x, relative))
+            if solver["condition_estimate"] and label == "hf-kcu-gradient":
+                bound = [min(1.0, cg_rate(solver["condition_estimate"], number)) for number in range(len(norms))]
+                series.append(Series("bound", setting.label, "iteration", "relative residual", x, bound))
+    return series
+
+
+def _changed(contenders: tuple[Contender, ...], options: Mapping[str, object]) -> tuple[Contender, ...]:
+    return tuple(dataclasses.replace(c, options={**c.options, **options}) for c in contenders)
+
+
+def _nothing(_scale: Scale) -> list[Setting]:
+    return []
+
+
+def _experiment(function: Callable[[Scale], list[Setting]], title: str) -> Experiment:
+    return Experiment(function.__name__, title, function)
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        _experiment(main, "A clean client leaves: every method, what it reaches and what it costs"),
+        _experiment(datasets, "Other data, other models"),
+        _experiment(backdoor, "A poisoned client leaves: the printed attack and a strong one"),
+        _experiment(components, "What each component does"),
+        _experiment(damping, "How much damping"),
+        _experiment(heterogeneity, "How unequal the clients are"),
+        _experiment(clients, "How many clients there are"),
+        _experiment(wallclock, "Seconds, for models of several sizes"),
+        _experiment(functional, "How differently the models answer"),
+        dataclasses.replace(_experiment(convergence, "How fast conjugate gradient converges"), curves=residual_curves),
+        Experiment("conditioning", "Iterations against the condition number", _nothing, study=conditioning),
+        _experiment(sequential, "Half of the clients leave, one after another"),
+        _experiment(samples, "Samples leave, their clients stay"),
+        _experiment(several, "Several clients leave at once"),
+        dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
+    )
+}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name; an unknown one is refused with the known ones listed.
+
+    Example:
+        >>> experiment("backdoor").title
+        'A poisoned client leaves: the printed attack and a strong one'
+    """
+    if name not in EXPERIMENTS:
+        raise RequestError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.")
+    return EXPERIMENTS[name]

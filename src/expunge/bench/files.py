@@ -1,0 +1,85 @@
+"""Folders that appear whole or not at all, and a server's state inside one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from expunge.bench.scenario import Federation
+from expunge.errors import DataError, RequestError
+from expunge.federation.checkpoint import load_snapshot, save_snapshot
+from expunge.federation.fedavg import Schedule, ServerState
+from expunge.federation.history import History
+from expunge.federation.memory import Memory
+from expunge.federation.shards import Shards
+
+
+def save_state(state: ServerState, federation: Federation, folder: Path) -> None:
+    """Write the model and whatever else the state keeps, one safetensors file each."""
+    folder.mkdir(exist_ok=True)
+    if state.shards is not None:
+        state.shards.save(folder / "shards.safetensors")  # the model is theirs
+    else:
+        save_snapshot(state.model, federation.model, folder / "model.safetensors")
+    if state.memory is not None:
+        state.memory.save(folder / "memory.safetensors")
+    if state.history is not None:
+        state.history.save(folder / "history.safetensors")
+
+
+def load_state(federation: Federation, folder: Path, schedule: Schedule | None) -> ServerState:
+    """Read it back, onto the federation's device."""
+    device = next(federation.model.parameters()).device
+    memory_file, history_file = folder / "memory.safetensors", folder / "history.safetensors"
+    memory = Memory.load(memory_file) if memory_file.exists() else None
+    history = History.load(history_file) if history_file.exists() else None
+    if (shards_file := folder / "shards.safetensors").exists():
+        shards = Shards.load(shards_file, device)
+        return ServerState(shards.model, schedule, memory, history, shards)
+    return ServerState(load_snapshot(federation.model, folder / "model.safetensors"), schedule, memory, history)
+
+
+def appear(target: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder beside its place and move it there, so that it is whole or not there."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
+        try:
+            fill(staging)
+            staging.chmod(0o755)
+            if target.exists():
+                shutil.rmtree(target)
+            staging.rename(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as problem:
+        raise RequestError(f"{target} cannot be written: {problem.strerror or problem}.") from problem
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The content of a file that we wrote."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as problem:
+        raise DataError(f"{file} cannot be read: it is damaged.") from problem
+    return content
+
+
+def require_new(path: Path) -> None:
+    """Refuse to write over something: called before the work starts."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(f"{path} exists already and is not empty: choose another folder or remove it.")
+    require_writable(path)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a folder that cannot be written, by writing a file that vanishes at once where it would be."""
+    ancestor = next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())
+    try:
+        tempfile.TemporaryFile(dir=ancestor).close()
+    except OSError as problem:
+        raise RequestError(f"{path} cannot be written: choose a folder that you may write to.") from problem

@@ -1,0 +1,173 @@
+"""Measure the finished models of one setting and seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+from expunge.bench.cells import Cell, ForgottenCell, Kept, RetrainedCell, ShardedCell, Store, TrainedCell
+from expunge.bench.evaluation import Evaluation, Measured, retrain_noise
+from expunge.bench.results import Row, Series
+from expunge.bench.scenario import Federation
+from expunge.bench.settings import Contender, Setting, together
+from expunge.core.vectors import Snapshot
+from expunge.federation.engine import Cost
+from expunge.unlearning.registry import Need, method
+from expunge.unlearning.request import Request
+
+Curves = Callable[[Setting, dict[str, Kept]], list[Series]]
+"""Curves of one setting and seed, out of its finished contenders by label."""
+
+SAME_INIT = "retrain-same-init"
+SHARDED = "trained-sisa"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one setting and seed gave."""
+
+    rows: list[Row]
+    noise: dict[str, list[float]]
+    noise_same_init: dict[str, list[float]]
+    series: list[Series]
+
+
+def needs(name: str) -> Need | None:
+    """What training must keep for a method."""
+    return method(name).needs
+
+
+def compared_steps(steps: int) -> list[int]:
+    """Where on a way of several departures a retrained model stands beside: after the first and in the middle.
+
+    Example:
+        >>> compared_steps(1), compared_steps(10)
+        ([], [1, 5])
+    """
+    return sorted({1, steps // 2} - {0, steps}) if steps > 1 else []
+
+
+def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
+    """Rows, noise and curves of one setting with its seed."""
+    scenario, gone = setting.scenario, together(setting.forgets)
+    federation = store.federation(scenario)
+    evaluation = Evaluation(federation, gone.request(federation))
+    trained = store.kept(TrainedCell(scenario))
+    before = evaluation.measure(trained.state.model)
+    fresh = [store.kept(RetrainedCell(scenario, gone, number)) for number in range(setting.retrains)]
+    same = [store.kept(RetrainedCell(scenario, gone, number, fresh=False)) for number in range(setting.same_init)]
+    references = [evaluation.measure(kept.state.model) for kept in fresh]
+    costs = [kept.cost for kept in fresh]
+    rows = [evaluation.row("trained", before, before, references)]
+    for own, kept in zip(references, fresh, strict=True):
+        rows.append(evaluation.row("retrain", own, before, references, kept.cost, costs))
+    others = [evaluation.measure(kept.state.model) for kept in same]
+    for own, kept in zip(others, same, strict=True):
+        rows.append(evaluation.row(SAME_INIT, own, before, references, kept.cost, costs))
+    finished = {contender.label: _steps(setting, contender, store) for contender in setting.contenders}
+    if any(needs(contender.method) == "shards" for contender in setting.contenders):
+        sharded = evaluation.measure(store.kept(ShardedCell(scenario)).state.model)
+        row = evaluation.row(SHARDED, sharded, before, references)
+        rows.append(dataclasses.replace(row, asr_reduction=None))  # nothing was reduced: it was trained otherwise
+    for contender in setting.contenders:
+        kept = finished[contender.label][-1]
+        after = evaluation.measure(kept.state.model)
+        cost, stored = _mean_cost(finished[contender.label]), kept.record["stored_bytes"]
+        overhead = _overhead(contender, trained, store, setting)
+        rows.append(evaluation.row(contender.label, after, before, references, cost, costs, stored, overhead))
+    rows = [dataclasses.replace(row, variant=setting.label) for row in rows]
+    series = curves(setting, {label: steps[-1] for label, steps in finished.items()}) if curves is not None else []
+    if len(setting.forgets) > 1:
+        watched, more = _departures(setting, federation, trained, finished, fresh[0] if fresh else None, store)
+        rows, series = rows + watched, series + more
+    return Part(rows, retrain_noise(references), retrain_noise(others), series)
+
+
+def _steps(setting: Setting, contender: Contender, store: Store) -> list[Kept]:
+    steps = range(1, len(setting.forgets) + 1)
+    return [
+        store.kept(ForgottenCell(setting.scenario, contender, setting.forgets[:step], setting.tamper)) for step in steps
+    ]
+
+
+def _mean_cost(steps: list[Kept]) -> Cost:
+    """The cost of one departure."""
+    costs = [kept.cost for kept in steps]
+    return Cost(
+        fmean(cost.seconds for cost in costs),
+        fmean(cost.sample_gradients for cost in costs),
+        round(fmean(cost.rounds for cost in costs)),
+        round(fmean(cost.bytes_down for cost in costs)),
+        round(fmean(cost.bytes_up for cost in costs)),
+    )
+
+
+def _overhead(contender: Contender, trained: Kept, store: Store, setting: Setting) -> float:
+    """What a method's needs cost while training: a share of its time; for SISA, which trains otherwise, of work."""
+    wanted = needs(contender.method)
+    if wanted is None:
+        return 0.0
+    if wanted == "shards":
+        sharded = store.kept(ShardedCell(setting.scenario))
+        return sharded.cost.sample_gradients / trained.cost.sample_gradients - 1
+    seconds: float = trained.record["keeping_seconds"][wanted]
+    return seconds / trained.cost.seconds
+
+
+def _departures(
+    setting: Setting,
+    federation: Federation,
+    trained: Kept,
+    finished: dict[str, list[Kept]],
+    last: Kept | None,
+    store: Store,
+) -> tuple[list[Row], list[Series]]:
+    """After each departure: test accuracy, and what is left of everybody who has left so far."""
+    scenario, forgets = setting.scenario, setting.forgets
+    way: dict[str, dict[int, Snapshot]] = {
+        label: {0: trained.state.model, **{step: kept.state.model for step, kept in enumerate(steps, start=1)}}
+        for label, steps in finished.items()
+    }
+    way["trained"] = dict.fromkeys(range(len(forgets) + 1), trained.state.model)
+    middle: dict[int, Cell] = {
+        step: RetrainedCell(scenario, together(forgets[:step]), 0) for step in compared_steps(len(forgets))
+    }
+    way["retrain"] = {step: store.kept(cell).state.model for step, cell in middle.items()}
+    if last is not None:
+        way["retrain"][len(forgets)] = last.state.model
+    rows, series = [], []
+    for label, models in way.items():
+        found = {step: _left_of(federation, setting, models[step], step) for step in models}
+        for step, measured in found.items():
+            for name, own in measured.items():
+                place = f"{setting.label}, after {step}: {name}"
+                alone = {key: own.alone[key] for key in ("test_accuracy", "forget_accuracy", "asr")}
+                rows.append(Row(label, scenario.seed, variant=place, **alone))
+        series += _watched_curves(label, setting, found)
+    return rows, series
+
+
+def _left_of(federation: Federation, setting: Setting, model: Snapshot, step: int) -> dict[str, Measured]:
+    """What the model still knows of each one who has left; before anybody has, of the first who will."""
+    names = [name for forget in setting.forgets[: max(step, 1)] for name in forget.clients]
+    return {name: Evaluation(federation, Request.of(name)).measure(model) for name in names}
+
+
+def _watched_curves(label: str, setting: Setting, found: dict[int, dict[str, Measured]]) -> list[Series]:
+    curves: dict[str, dict[int, float]] = {}
+    for step, measured in found.items():
+        alone = [own.alone for own in measured.values()]
+        rates = [own["asr"] for own in alone if own["asr"] is not None]
+        curves.setdefault("test accuracy", {})[step] = alone[0]["test_accuracy"]
+        if step:
+            curves.setdefault("mean forget accuracy of the departed", {})[step] = fmean(
+                own["forget_accuracy"] for own in alone
+            )
+        if step and rates:
+            curves.setdefault("worst asr of the departed", {})[step] = max(rates)
+    return [
+        Series(label, setting.label, "clients that have left", name, [float(x) for x in values], list(values.values()))
+        for name, values in curves.items()
+    ]

@@ -1,0 +1,181 @@
+"""Run an experiment: make the cells that it lacks, measure their models, put the results together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, Store, TrainedCell
+from expunge.bench.evaluation import noise_ranges
+from expunge.bench.measuring import Curves, Part, compared_steps, measure, needs
+from expunge.bench.results import Results, Series, Variant, environment
+from expunge.bench.scales import Scale
+from expunge.bench.settings import Setting, together
+from expunge.bench.workers import Workers, one_by_one, side_by_side
+from expunge.data import is_there, load
+from expunge.federation.fedavg import Progress
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure.
+
+    Attributes:
+        name: of its folder.
+        title: what it asks.
+        settings: its variants at a scale.
+        curves: what is drawn from the methods' own records, or None.
+        study: curves that need no federation, for one seed at a scale, or None.
+    """
+
+    name: str
+    title: str
+    settings: Callable[[Scale], list[Setting]]
+    curves: Curves | None = None
+    study: Callable[[bool, int], list[Series]] | None = None
+
+
+def run(
+    experiment: Experiment,
+    scale: Scale,
+    seeds: Sequence[int],
+    store: Store,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Make what is missing, measure, and return the results.
+
+    Args:
+        experiment: what to run.
+        scale: how large.
+        seeds: each gives its own split, poisoning, initial weights and training.
+        store: where finished cells are.
+        workers: processes side by side, each on one core; None takes one a core, at most four. A GPU takes turns.
+        progress: called with (what, done, total).
+    """
+    settings = [setting.with_seed(seed) for setting in experiment.settings(scale) for seed in seeds]
+    missing = missing_cells([cell for setting in settings for cell in cells(setting)], store)
+    with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
+        make_all(missing, store, pool, progress)
+        jobs: list[Callable[[], Part]] = [partial(measure, setting, experiment.curves, store) for setting in settings]
+        if experiment.study is not None:
+            jobs += [partial(_studied, experiment.study, scale.is_smoke, seed) for seed in seeds]
+        parts = _all_done(jobs, pool, progress)
+    return _put_together(experiment, scale.name, seeds, settings, parts)
+
+
+def require_data(settings: Sequence[Setting], data_dir: Path | None) -> None:
+    """Refuse before any work where a dataset is missing."""
+    for name in {setting.scenario.dataset for setting in settings}:
+        if not is_there(name, data_dir):
+            load(name, data_dir)  # says which file is missing, and how to get it
+
+
+def cells(setting: Setting) -> list[Cell]:
+    """All models that one setting with its seed needs."""
+    scenario, steps = setting.scenario, len(setting.forgets)
+    wanted = {needs(contender.method) for contender in setting.contenders}
+    found: list[Cell] = [TrainedCell(scenario, updates="updates" in wanted)]
+    if "shards" in wanted:
+        found.append(ShardedCell(scenario))
+    gone = together(setting.forgets)
+    found += [RetrainedCell(scenario, gone, number) for number in range(setting.retrains)]
+    found += [RetrainedCell(scenario, gone, number, fresh=False) for number in range(setting.same_init)]
+    found += [RetrainedCell(scenario, together(setting.forgets[:step]), 0) for step in compared_steps(steps)]
+    for contender in setting.contenders:
+        for step in range(1, steps + 1):
+            found.append(ForgottenCell(scenario, contender, setting.forgets[:step], setting.tamper))
+    return found
+
+
+def missing_cells(wanted: list[Cell], store: Store) -> list[Cell]:
+    """Those that are not finished, each once; where one is asked for in two ways, the one that keeps more."""
+    missing: dict[str, Cell] = {}
+    for cell in wanted:
+        path = str(store.path(cell))
+        if not store.has(cell) and (path not in missing or cell.keeps_more):
+            missing[path] = cell
+    return list(missing.values())
+
+
+def make_all(missing: list[Cell], store: Store, pool: Workers, progress: Progress | None) -> None:
+    """Make cells, dear ones first, none before those that it needs; tells the share of the work that is done."""
+    total, done = sum(cell.work for cell in missing), 0.0
+    waiting = {store.path(cell): cell for cell in sorted(missing, key=lambda cell: -cell.work)}
+    running: dict[Future[None], Cell] = {}
+    while waiting or running:
+        unfinished = {*waiting, *(store.path(cell) for cell in running.values())}
+        ready = [c for c in waiting.values() if not any(store.path(need) in unfinished for need in c.needs)]
+        for cell in ready[: pool.count - len(running)]:
+            del waiting[store.path(cell)]
+            running[pool.submit(partial(store.make, cell))] = cell
+        for job in wait(running, return_when=FIRST_COMPLETED).done:
+            job.result()
+            done += running.pop(job).work
+        if progress is not None:
+            progress("training and forgetting, percent of the work", min(100, int(100 * done / total)), 100)
+
+
+def _all_done(jobs: list[Callable[[], Part]], pool: Workers, progress: Progress | None) -> list[Part]:
+    parts: list[Part] = []
+    for start in range(0, len(jobs), pool.count):
+        running = [pool.submit(job) for job in jobs[start : start + pool.count]]
+        parts += [job.result() for job in running]
+        if progress is not None:
+            progress("measuring", len(parts), len(jobs))
+    return parts
+
+
+def _studied(study: Callable[[bool, int], list[Series]], smoke: bool, seed: int) -> Part:
+    return Part([], {}, {}, study(smoke, seed))
+
+
+def _put_together(
+    experiment: Experiment, scale: str, seeds: Sequence[int], settings: list[Setting], parts: list[Part]
+) -> Results:
+    by_label: dict[str, list[Part]] = {}
+    for setting, part in zip(settings, parts, strict=False):  # what is left over are studies
+        by_label.setdefault(setting.label, []).append(part)
+    variants = {
+        setting.label: Variant(
+            described(setting),
+            noise_ranges([part.noise for part in by_label[setting.label]]),
+            noise_ranges([part.noise_same_init for part in by_label[setting.label]]),
+        )
+        for setting in settings
+    }
+    noise = next(iter(variants.values())).noise if len(variants) == 1 else {}
+    scenario: dict[str, Any] = {"title": experiment.title, "scale": scale, "seeds": list(seeds)}
+    if len(variants) == 1:
+        scenario |= next(iter(variants.values())).scenario
+    rows = [row for part in parts for row in part.rows]
+    series = averaged([curve for part in parts for curve in part.series])
+    return Results(experiment.name, scenario, environment(), rows, noise, variants, series)
+
+
+def described(setting: Setting) -> dict[str, Any]:
+    """What a variant was, for a reader."""
+    scenario = {name: value for name, value in setting.scenario.as_dict().items() if name != "seed"}
+    scenario["plan"] = {name: value for name, value in scenario["plan"].items() if name != "seed"}
+    steps = [dataclasses.asdict(forget) for forget in setting.forgets]
+    more = {"forgotten": [name for forget in setting.forgets for name in forget.owners], "steps": steps}
+    counts = {"retrains_per_seed": setting.retrains, "same_init_retrains_per_seed": setting.same_init}
+    return {**scenario, **more, **counts, **({"lie": setting.tamper} if setting.tamper else {})}
+
+
+def averaged(series: list[Series]) -> list[Series]:
+    """One curve for all seeds: the mean at every x."""
+    groups: dict[tuple[str, str, str, str], dict[float, list[float]]] = {}
+    for curve in series:
+        values = groups.setdefault((curve.method, curve.variant, curve.x_name, curve.y_name), {})
+        for x, y in zip(curve.x, curve.y, strict=True):
+            values.setdefault(x, []).append(y)
+    return [
+        Series(*names, list(values), [sum(ys) / len(ys) for ys in values.values()]) for names, values in groups.items()
+    ]

@@ -1,0 +1,60 @@
+"""Processes side by side, one core each; they end when the process that started them does, however it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How to have work done: ``submit`` it, at most ``count`` pieces at a time."""
+
+    submit: Callable[[Callable[[], Any]], Future[Any]]
+    count: int
+
+
+@contextmanager
+def side_by_side(count: int | None = None) -> Iterator[Workers]:
+    """A pool of processes with a core each; None takes one a core, at most four."""
+    count = count or min(os.cpu_count() or 1, 4)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(os.getpid(),)) as pool:
+        try:
+            yield Workers(pool.submit, count)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextmanager
+def one_by_one() -> Iterator[Workers]:
+    """Everything in this process: a GPU is shared badly, and is not left waiting for a new process's first touch."""
+
+    def submit(work: Callable[[], Any]) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work())
+        return done
+
+    yield Workers(submit, 1)
+
+
+def _begin(parent: int) -> None:
+    """One thread each: more would take turns with the other workers. No orphans: a killed parent says no goodbye."""
+    torch.set_num_threads(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,211 @@
+"""The measures that can be a column: what they are called and mean, and which of them an experiment shows."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from expunge.bench.results import Results
+from expunge.report.layout import parts
+from expunge.report.printed import beside
+
+Form = Literal["percent", "number", "times", "seconds", "megabytes", "count"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column: its name for a newcomer, how it is written, and which distance from retraining is still near.
+
+    `side` says where a value is worse than retraining; `near` and `far` are distances outside the retrained range on
+    that side, in the measure's own unit, or as a share of the range's upper end where `relative`.
+    """
+
+    key: str
+    header: str
+    meaning: str
+    form: Form = "percent"
+    side: Literal["both", "below", "above", "none"] = "none"
+    near: float = 0.0
+    far: float = 0.0
+    relative: bool = False
+
+
+_ALL = (
+    Measure(
+        "test_accuracy",
+        "accuracy on new data (%)",
+        "How often the model is right on test images nobody trained on. Forgetting should not cost any of it.",
+        side="below",
+        near=0.015,
+        far=0.05,
+    ),
+    Measure(
+        "forget_accuracy",
+        "accuracy on forgotten data (%)",
+        "How often it still gives the leaving client's labels on the leaving client's data. It should be what a model"
+        " that never saw them reaches: higher means remembered, lower means damaged.",
+        side="both",
+        near=0.02,
+        far=0.10,
+    ),
+    Measure(
+        "asr",
+        "backdoor success (%)",
+        "How many images carrying the leaving client's hidden trigger go to the attacker's class (attack success rate,"
+        " ASR; images of that class left out). The plainest sign that the client is still in the model.",
+        side="above",
+        near=0.02,
+        far=0.10,
+    ),
+    Measure("asr_reduction", "backdoor reduced by (%)", "The share of the backdoor's success that is gone."),
+    Measure(
+        "kl_forget",
+        "distance to retrained (KL)",
+        "How differently the model and a retrained one answer on the forgotten data (Kullback–Leibler divergence, in"
+        " nats): 0 is the same answers. Two retrained models differ too; below their difference is as good as it gets.",
+        form="number",
+        side="above",
+        far=2.0,
+        relative=True,
+    ),
+    Measure(
+        "kl",
+        "KL on new data",
+        "The same distance on test images. Where one client leaves it hardly tells trained from retrained.",
+        form="number",
+        side="above",
+        far=2.0,
+        relative=True,
+    ),
+    Measure(
+        "logit_mse",
+        "logit MSE",
+        "The squared distance between the two models' outputs before the softmax, averaged over test images.",
+        form="number",
+        side="above",
+        far=2.0,
+        relative=True,
+    ),
+    Measure(
+        "agreement",
+        "same answer (%)",
+        "How many test images the model and a retrained one put into the same class.",
+        side="below",
+        near=0.01,
+        far=0.05,
+    ),
+    Measure(
+        "parameter_gap",
+        "parameter gap",
+        "The distance between the weights, divided by the length of the retrained ones. Two models may answer alike"
+        " with weights far apart, so this says little.",
+        form="number",
+        side="above",
+        far=0.5,
+        relative=True,
+    ),
+    Measure("accuracy_gap", "accuracy gap (%)", "The difference to retrained models in accuracy on new data."),
+    Measure(
+        "causal_faithfulness",
+        "causal faithfulness",
+        "1 minus that difference, divided by the difference between trained and retrained. Left out where the divisor"
+        " is no more than noise.",
+        form="number",
+    ),
+    Measure(
+        "mia_auc",
+        "privacy leak (AUC)",
+        "How well an attacker tells training images from unseen ones by the model's loss (membership inference): 0.5 is"
+        " a coin toss, 1 is certainty.",
+        form="number",
+        side="both",
+        near=0.005,
+        far=0.02,
+    ),
+    Measure(
+        "mia_success",
+        "membership attack success",
+        "How often that attacker is right with one threshold: 0.5 is a coin toss.",
+        form="number",
+        side="both",
+        near=0.005,
+        far=0.02,
+    ),
+    Measure("privacy_gap", "privacy gap", "The difference to retrained models in that success.", form="number"),
+    Measure(
+        "speedup",
+        "times faster",
+        "The seconds that retraining takes, divided by the seconds that this takes, on the same machine.",
+        form="times",
+    ),
+    Measure(
+        "speedup_in_gradients",
+        "times less work",
+        "The same ratio counted in sample-gradients (one image through the model and back), so that it does not depend"
+        " on the machine. A forward pass counts 1/3, a curvature product 2.",
+        form="times",
+    ),
+    Measure("seconds", "seconds", "Time by the clock, from the request to the new model.", form="seconds"),
+    Measure("rounds", "rounds", "Message rounds between server and clients.", form="count"),
+    Measure("bytes", "MB sent", "What server and clients send each other, both ways.", form="megabytes"),
+    Measure("stored_bytes", "MB stored", "What the server keeps from training for the method.", form="megabytes"),
+    Measure(
+        "training_overhead",
+        "training overhead (%)",
+        "How much dearer training is because the method needs things kept.",
+    ),
+)
+_BY_KEY = {column.key: column for column in _ALL}
+_COST = ("seconds", "rounds", "bytes", "stored_bytes", "training_overhead")
+_FORGETTING = ("test_accuracy", "forget_accuracy", "asr", "kl_forget", "mia_auc")
+_SAVED = ("speedup_in_gradients", "speedup")
+_BENCH = (*_FORGETTING, *_SAVED, "rounds", "bytes", "stored_bytes", "training_overhead")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "demo": (*_FORGETTING, "speedup", "speedup_in_gradients"),
+    "main": (*_FORGETTING, *_SAVED, "mia_success", "causal_faithfulness", *_COST),
+    "datasets": (*_BENCH, "causal_faithfulness"),
+    "backdoor": ("test_accuracy", "forget_accuracy", "asr", "asr_reduction", "kl_forget", "mia_auc", *_SAVED, *_COST),
+    "components": ("test_accuracy", "parameter_gap", "mia_success", "forget_accuracy", "asr", "kl_forget"),
+    "damping": (*_BENCH, "causal_faithfulness"),
+    "wallclock": ("seconds", *_SAVED, "rounds", "test_accuracy", "forget_accuracy", "kl_forget"),
+    "functional": (
+        *("kl", "kl_forget", "logit_mse", "accuracy_gap", "agreement"),
+        *("mia_success", "privacy_gap", "parameter_gap"),
+    ),
+}
+_OTHERS = ("heterogeneity", "clients", "sequential", "samples", "several", "adversary", "convergence", "conditioning")
+_CHOICES |= dict.fromkeys(_OTHERS, _BENCH)
+
+
+def measure(key: str) -> Measure:
+    """The column with this key.
+
+    Example:
+        >>> measure("asr").header
+        'backdoor success (%)'
+    """
+    return _BY_KEY[key]
+
+
+COLUMNS = tuple(measure(key) for key in _CHOICES["demo"])
+"""What the demonstration and a run of one's own show, always all of it."""
+
+
+def columns_for(results: Results) -> tuple[Measure, ...]:
+    """The columns of an experiment; in a benchmark's, only those that were measured or that the paper prints.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> rows = [Row("hf-kcu-paper", 10, seconds=2.5)]
+        >>> [column.key for column in columns_for(Results("wallclock", {}, {}, rows, {}))]
+        ['seconds']
+        >>> columns_for(Results("demo", {}, {}, rows, {})) == COLUMNS
+        True
+    """
+    if results.experiment not in _CHOICES or results.experiment == "demo":
+        return COLUMNS
+    shown = [
+        key
+        for key in _CHOICES[results.experiment]
+        if any(getattr(row, key) is not None for row in results.rows)
+        or any(beside(part, name, key) is not None for part in parts(results).values() for name in part.methods())
+    ]
+    return tuple(measure(key) for key in shown)

@@ -1,0 +1,83 @@
+"""The tables of an experiment as Markdown: bold instead of green, an exclamation mark instead of red."""
+
+from collections.abc import Sequence
+
+from expunge.bench.results import Results, Series
+from expunge.report.columns import columns_for
+from expunge.report.curves import Curve, curves, panels
+from expunge.report.layout import method_name, parts, scenario_line
+from expunge.report.measures import MISSING, write_value
+from expunge.report.printed import PRINTED_SERIES
+from expunge.report.table import Cell, caption, paper_notes, table_lines
+
+_MOST_POINTS = 11
+
+
+def bench_markdown(results: Results) -> str:
+    """Everything a document shows of an experiment: a table a variant, tables of the curves, how to read them.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> text = bench_markdown(Results("main", {}, {}, [Row("trained", 10, test_accuracy=0.657)], {}))
+        >>> "65.7 (paper: 71.76)" in text
+        True
+    """
+    blocks = []
+    for label, part in parts(results).items():
+        heading = [f"#### {label}"] if len(results.variants) > 1 else []
+        line = scenario_line(part)
+        tables = [_rows(part)] if part.rows or not part.series else []
+        tables += [_curves(part.series, panel) for panel in panels(part.series)]
+        blocks += [*heading, *([f"*{line}*"] if line else []), *tables]
+    others = [curve for curve in results.series if results.variants and curve.variant not in results.variants]
+    blocks += [_curves(others, panel) for panel in panels(others)]
+    if results.rows or not results.series:
+        blocks.append(caption(results, near="**bold**", far="an exclamation mark (!)"))
+    theirs = PRINTED_SERIES.get(results.experiment, ())
+    blocks += [_curves(theirs, panel, "paper: ") for panel in panels(theirs)]
+    if notes := paper_notes(results):
+        blocks.append(" ".join(notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _rows(results: Results) -> str:
+    headers = ["method", *(column.header for column in columns_for(results))]
+    return _drawn(headers, [[_escape(line.name), *map(_mark, line.cells)] for line in table_lines(results)])
+
+
+def _curves(series: Sequence[Series], panel: str, before: str = "") -> str:
+    """The curves of one panel: a line a method, a column a point, at most eleven of them."""
+    drawn = curves([curve for curve in series if curve.y_name == panel])
+    points = sorted({x for curve in drawn for x in curve.x})
+    step = -(-(len(points) - 1) // (_MOST_POINTS - 1)) or 1
+    shown = sorted({*points[::step], points[-1]})
+    x_name = next(curve.x_name for curve in series if curve.y_name == panel)
+    unit = " (%)" if all(curve.is_rate for curve in drawn) else ""
+    headers = [f"{panel}{unit} by {x_name}", *(f"{x:g}" for x in shown)]
+    several = len({curve.variant for curve in drawn}) > 1
+    names = [method_name(curve.method) + (f" ({curve.variant})" if several else "") for curve in drawn]
+    lines = [[_escape(before + name), *_points(curve, shown)] for name, curve in zip(names, drawn, strict=True)]
+    return _drawn(headers, lines)
+
+
+def _points(curve: Curve, shown: list[float]) -> list[str]:
+    known = dict(zip(curve.x, curve.mean, strict=True))
+    return [_point(known[x], curve.is_rate) if x in known else MISSING for x in shown]
+
+
+def _point(value: float, is_rate: bool) -> str:
+    return write_value(value, "percent") if is_rate else f"{value:.3g}"
+
+
+def _drawn(headers: list[str], lines: list[list[str]]) -> str:
+    rules = ["---", *("---:" for _ in headers[1:])]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [headers, rules, *lines])
+
+
+def _mark(cell: Cell) -> str:
+    marked = {"near": f"**{cell.text}**", "far": f"{cell.text} !"}.get(cell.judgement or "", cell.text)
+    return f"{marked} (paper: {cell.paper})" if cell.paper else marked
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")

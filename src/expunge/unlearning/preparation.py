@@ -1,0 +1,48 @@
+"""What all methods do alike before and after their work: refuse early, and say what is left of the forgotten data."""
+
+from __future__ import annotations
+
+from expunge.errors import RequestError
+from expunge.federation.engine import Engine
+from expunge.federation.fedavg import ServerState
+from expunge.federation.memory import Memory
+from expunge.unlearning.request import Parties, Request
+
+
+def prepared(engine: Engine, state: ServerState, request: Request, *, leave_out: bool | None = None) -> Parties:
+    """Who is touched; a broken model, a bad request and a client that stays but is away are refused.
+
+    Args:
+        engine: reaches the clients.
+        state: the trained model, and whom the server remembers.
+        request: what is to be forgotten.
+        leave_out: whether to go on without clients that stay but are away, where the method offers the choice.
+    """
+    state.model.require_finite()
+    remembered = state.memory.clients if state.memory is not None else ()
+    parties = request.parties(engine.clients(), remembered)
+    if (missing := away(state, parties)) and not leave_out:
+        raise RequestError(
+            f"Client {missing[0]!r} stays but cannot be reached, and leaving it out would solve another problem: "
+            + ("wait for it." if leave_out is None else "wait for it, or choose missing='leave-out'.")
+        )
+    return parties
+
+
+def away(state: ServerState, parties: Parties) -> list[str]:
+    """Clients that the server remembers and that stay, but cannot be reached."""
+    remembered = state.memory.clients if state.memory is not None else ()
+    return [name for name in remembered if name not in parties.leaving and name not in parties.counts]
+
+
+def forgotten_memory(state: ServerState, parties: Parties) -> Memory | None:
+    """A memory of its own without those who leave, where vectors were kept."""
+    return state.memory.without(parties.leaving) if state.memory is not None else None
+
+
+def memory_warnings(parties: Parties, memory: Memory | None) -> tuple[str, ...]:
+    """What the vectors of clients that stay still hold of their forgotten samples."""
+    if not parties.partly or memory is None:
+        return ()
+    names = ", ".join(parties.partly)
+    return (f"The vectors kept of {names} still hold the forgotten samples' pull: it cannot be told apart.",)

@@ -1,0 +1,139 @@
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from expunge.bench.results import Results, Row
+from expunge.errors import DataError, RequestError
+from expunge.report import bench_markdown, read_csv, terminal_tables, write_csv
+from expunge.report.columns import columns_for
+from report.bench_cases import METHODS, adversary, bench, convergence, sequential
+
+
+def tables(text):
+    """Each Markdown table as a dictionary: the name of a line to its cells by header."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        headers, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines())
+        found.append({line[0]: dict(zip(headers, line, strict=True)) for line in lines})
+    return found
+
+
+def test_a_table_for_every_variant_with_do_nothing_first_and_both_noises_last():
+    text = bench_markdown(bench())
+    assert re.findall(r"^#### (.*)$", text, re.MULTILINE) == ["clean client", "strong backdoor"]
+    assert len(tables(text)) == 2
+    for table in tables(text):
+        names = list(table)
+        assert names[:3] == ["do nothing (trained)", "retrain (gold standard)", "retrain, same init"]
+        assert names[-2:] == ["retrain noise, fresh init (low to high)", "retrain noise, same init (low to high)"]
+        assert len(names) == len(METHODS) - 1 + 2
+    assert "cifar10, 10 clients, cnn, 20 rounds of 5 epochs; client-3 leaves; seeds 10, 11, 12." in text
+
+
+def test_the_papers_value_stands_beside_ours():
+    clean, _ = tables(bench_markdown(bench()))
+    assert re.fullmatch(
+        r"\*\*62\.\d ± 0\.\d\*\* \(paper: 71\.76\)", clean["do nothing (trained)"]["accuracy on new data (%)"]
+    )
+    assert clean["FedEraser"]["times faster"].endswith("(paper: 5×)")
+    assert clean["HF-KCU as printed"]["causal faithfulness"] == "– (paper: 0.38)"
+    assert "paper" not in clean["FedOSD"]["accuracy on new data (%)"]
+    assert "from its Table 1; seconds from Figure 1b." in bench_markdown(bench())
+
+
+def test_both_noises_are_the_variants_own():
+    _, strong = tables(bench_markdown(bench()))
+    assert strong["retrain noise, fresh init (low to high)"]["backdoor success (%)"] == "1.7–3.4"
+    assert strong["retrain noise, same init (low to high)"]["backdoor success (%)"] == "1.7–2.2"
+
+
+def test_judged_by_the_variants_own_noise():
+    _, strong = tables(bench_markdown(bench()))
+    assert strong["do nothing (trained)"]["backdoor success (%)"].endswith(" !")
+    assert strong["HF-KCU trajectory"]["backdoor success (%)"].startswith("**")
+    assert not re.search(r"[*!]", strong["retrain, same init"]["backdoor success (%)"])
+
+
+@pytest.mark.parametrize(
+    ("experiment", "shown", "hidden"),
+    [
+        ("main", {"mia_success", "causal_faithfulness", "seconds", "stored_bytes"}, {"parameter_gap"}),
+        ("wallclock", {"seconds", "speedup"}, {"mia_auc", "bytes"}),
+        ("functional", {"kl", "mia_success", "parameter_gap"}, {"test_accuracy", "agreement"}),
+        ("components", {"test_accuracy", "parameter_gap", "mia_success"}, {"speedup"}),
+        ("samples", {"rounds", "bytes", "training_overhead"}, {"seconds"}),
+    ],
+)
+def test_columns_of_an_experiment(experiment, shown, hidden):
+    keys = {column.key for column in columns_for(bench(experiment))}
+    assert shown <= keys
+    assert not hidden & keys
+
+
+def test_a_column_nobody_measured_is_left_out_of_a_part():
+    clean, strong = tables(bench_markdown(bench()))
+    assert "backdoor success (%)" not in clean["SISA"]
+    assert "backdoor success (%)" in strong["SISA"]
+
+
+def test_curves_become_tables_with_the_papers_own_after_them():
+    ours, theirs = tables(bench_markdown(convergence()))
+    assert ours["HF-KCU gradient (client-1 leaves)"]["4"] == "0.41"
+    assert theirs["paper: HF-KCU (client 1)"]["50"] == "3.4e-07"
+    accuracy = tables(bench_markdown(sequential()))[0]
+    assert re.fullmatch(r"\d\d\.\d", accuracy["fine-tuning"]["10"])
+
+
+def test_curves_without_a_variant_of_their_own_are_not_lost():
+    found = tables(bench_markdown(adversary()))
+    assert found[-1]["bound with CG"]["0.9"] == "99"
+
+
+def test_terminal_tables_fit_a_hundred_columns():
+    console = Console(width=100, file=io.StringIO())
+    shown = terminal_tables(bench())
+    assert [str(table.title) for table in shown] == ["main: clean client", "main: strong backdoor"]
+    for table in shown:
+        console.print(table)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+    assert "(71.76)" in text
+    assert "In brackets: what the paper prints." in " ".join(text.split())
+
+
+def test_rows_survive_a_spreadsheet(tmp_path):
+    results = bench()
+    odd = Row('a, "b"\nc', 3, asr=1 / 3, verdict="gone; really", variant="x, y")
+    results = replace(results, rows=[*results.rows, odd])
+    file = write_csv(results, tmp_path / "new" / "rows.csv")
+    assert read_csv(file) == results.rows
+    assert file.read_text().splitlines()[0].startswith("method,seed,test_accuracy,")
+
+
+def test_a_bad_spreadsheet_is_an_error_of_ours(tmp_path):
+    (tmp_path / "rows.csv").write_text("method,seed\nsisa,1\n")
+    with pytest.raises(DataError, match="columns"):
+        read_csv(tmp_path / "rows.csv")
+    with pytest.raises(DataError, match="Cannot read"):
+        read_csv(tmp_path / "none.csv")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="Cannot write rows"):
+        write_csv(Results("x", {}, {}, [], {}), tmp_path / "file" / "rows.csv")
+
+
+def test_a_narrow_terminal_shows_the_most_telling_columns_and_names_the_others():
+    table = terminal_tables(bench("backdoor"), width=80)[-1]
+    headers = [str(column.header) for column in table.columns]
+    assert headers == [
+        "method",
+        "accuracy on new data (%)",
+        "accuracy on forgotten data (%)",
+        "backdoor success (%)",
+        "times less work",
+    ]
+    assert "distance to retrained (KL)" in str(table.caption)
+    assert len(terminal_tables(bench("backdoor"), width=200)[-1].columns) > len(headers)
