@@ -59,6 +59,7 @@ BAD = {
     "device": (["main", "--scale", "smoke", "--device", "cuda"], "no CUDA device"),
     "other device": (["main", "--scale", "smoke", "--device", "tpu"], "cpu, cuda or auto"),
     "seeds": (["main", "--scale", "smoke", "--seeds", "ten"], "whole numbers"),
+    "negative seed": (["main", "--scale", "smoke", "--seeds=-1"], "at least 0, not -1"),
     "data": (["main", "--scale", "paper"], "data_batch_1.bin is not in data/cifar-10-batches-bin: set EXPUNGE_DATA"),
     "second": (["functional", "nothing"], "'nothing'"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 import expunge
+from expunge.audit.verdict import RETRAINS
+from expunge.bench.auditing import audit, retrain_more, retrain_options
 from expunge.bench.cells import Store
 from expunge.bench.demo import SCENARIO, SEEDS, run_demo
 from expunge.bench.experiments import EXPERIMENTS, experiment
@@ -26,10 +27,10 @@ from expunge.bench.scales import LEAVER, SCALES, scale_of
 from expunge.bench.scenario import Scenario
 from expunge.data import DATASETS, Backdoor
 from expunge.errors import ExpungeError, RequestError
-from expunge.federation.fedavg import Keep, TrainingPlan, derived_seed, train
+from expunge.federation.fedavg import Keep, TrainingPlan, train
 from expunge.models import MODELS
 from expunge.progress import progress_bars, watch_rounds
-from expunge.report import publish, terminal_tables
+from expunge.report import publish, publish_audit, terminal_audit, terminal_tables
 from expunge.report.headline import headline
 from expunge.report.measures import FEWEST_RETRAINS
 from expunge.unlearning.registry import Outcome, method, methods
@@ -136,16 +137,17 @@ def bench_command(
     """
     chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
     size = scale_of(scale, data_dir)
-    numbers = _numbers(seeds, "--seeds") if seeds is not None else list(size.seeds)
+    numbers = _numbers(seeds, "--seeds") if seeds is not None else None
     for each in chosen:
         require_data(each.settings(size), data_dir)
     store = Store(out / size.name, _device(device), data_dir)
-    if size.name == "small" and size.base.dataset == "digits":
+    if size.name == "small" and size.base.dataset == "digits" and any(each.settings(size) for each in chosen):
         _tell("Fashion-MNIST is not in the data folder (see --data-dir), so this runs on digits.")
     for each in chosen:
         _tell(f"[bold]{each.name}[/]: {each.title}.")
         with progress_bars(messages) as progress:
-            results = run_experiment(each, size, numbers, store, workers=workers, progress=progress)
+            chosen_seeds = numbers or each.default_seeds(size)
+            results = run_experiment(each, size, chosen_seeds, store, workers=workers, progress=progress)
         _publish(results, store.root / each.name, show_table=not as_json)
         if as_json:
             print((store.root / each.name / "results.json").read_text())
@@ -241,11 +243,8 @@ def forget_command(
     engine, state = folder.engine(federation), folder.trained(federation)
     with progress_bars(messages) as progress:
         if chosen.name == "retrain":
-            # A chosen seed and the next unused one never meet: two equal models would look like no noise at all.
             which = ("next", folder.retrained(request)) if seed is None else ("chosen", seed)
-            fresh = derived_seed(folder.scenario.seed, "retrain", *which)
-            plan = dataclasses.replace(folder.scenario.plan, seed=fresh)
-            changed |= {"start": federation.initial(fresh), "plan": plan, "progress": progress}
+            changed |= {**vars(retrain_options(folder, federation, *which)), "progress": progress}
         chosen = chosen.configured(**changed)
         watch_rounds(engine, chosen.options, progress)
         outcome = chosen(engine, state, request)
@@ -260,11 +259,7 @@ def show(
     folder = RunFolder.open(run)
     _few_threads(folder.scenario)
     federation = folder.scenario.build(data_dir, device=_device(device))
-    found = folder.requests()
-    if not found:
-        if folder.departed:
-            raise RequestError(f"{', '.join(folder.departed)} left for good, and nothing else was tried in {run}.")
-        raise RequestError(f"Nothing was forgotten in {run} yet: try `expunge forget {run} --client client-0`.")
+    found = _requests(folder)
     measured = {name: folder.results(name, federation) for name in found}
     for name, results in measured.items():
         _publish(results, run / name, show_table=not as_json)
@@ -275,11 +270,58 @@ def show(
         print(json.dumps([json.loads((run / name / "results.json").read_text()) for name in measured]))
 
 
+@app.command(
+    "audit",
+    epilog="Examples: [bold]expunge audit runs/mine[/bold]; [bold]expunge audit runs/mine --retrains 10 --json[/bold]",
+)
+def audit_command(
+    run: RunArgument,
+    retrains: Annotated[
+        int, typer.Option(help="Retrained models to compare with; missing ones are made first. 0 makes none.")
+    ] = RETRAINS,
+    data_dir: DataOption = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Judge what was tried in a run: a verdict beside retrained models, membership attacks, evidence without them."""
+    folder = RunFolder.open(run)
+    _few_threads(folder.scenario)
+    chosen = _device(device)
+    federation = folder.scenario.build(data_dir, device=chosen)
+    found = _requests(folder)
+    audits = {}
+    for name, request in found.items():
+        with progress_bars(messages) as progress:
+            retrain_more(
+                folder, request, federation, count=retrains, data_dir=data_dir, device=chosen, progress=progress
+            )
+        audits[name] = audit(folder, name, federation)
+        page = publish_audit(audits[name], run / name)
+        if not as_json:
+            for part in terminal_audit(audits[name], output.width):
+                output.print(part)
+        _tell(f"Report: {page}   Numbers: {run / name / 'audit.json'}")
+    if as_json:
+        print(json.dumps({name: own.as_dict() for name, own in audits.items()}))
+
+
 @app.command("methods")
 def methods_command() -> None:
     """List the methods that can forget."""
     for name, known in sorted(methods().items()):
         output.print(f"[bold]{name:28}[/] {known.summary}")
+
+
+def _requests(folder: RunFolder) -> dict[str, Request]:
+    """What was tried in a run; refused where there is nothing."""
+    found = folder.requests()
+    if found:
+        return found
+    if folder.departed:
+        raise RequestError(f"{', '.join(folder.departed)} left for good, and nothing else was tried in {folder.path}.")
+    raise RequestError(
+        f"Nothing was forgotten in {folder.path} yet: try `expunge forget {folder.path} --client client-0`."
+    )
 
 
 def _finish_forget(
@@ -322,9 +364,12 @@ def _publish(results: Results, out: Path, *, show_table: bool) -> None:
 
 def _numbers(text: str, option: str) -> list[int]:
     try:
-        return list(dict.fromkeys(int(part) for part in text.split(",")))
+        numbers = list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as problem:
         raise RequestError(f"{option} takes whole numbers separated by commas, not {text!r}.") from problem
+    if option == "--seeds" and min(numbers) < 0:
+        raise RequestError(f"A seed is a whole number of at least 0, not {min(numbers)}.")
+    return numbers
 
 
 def _sample_indices(values: list[str]) -> dict[str, list[int]]:

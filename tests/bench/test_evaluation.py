@@ -193,7 +193,7 @@ def model_with(parameters, value, asr):
     """A measured model in made-up numbers."""
     outputs = torch.tensor([[float(parameters[0]), 0.0]])
     alone = dict.fromkeys(ALONE, value) | {"asr": asr}
-    return Measured(torch.tensor(parameters), outputs, outputs, alone)
+    return Measured(torch.tensor(parameters), outputs, outputs, outputs, 0.5, alone)
 
 
 class TestNoise:

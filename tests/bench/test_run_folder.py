@@ -102,7 +102,8 @@ class TestResults:
             ),
             evaluation.row("hf-kcu-trajectory", after, before, references, outcome.cost, costs),
         ]
-        assert results.rows == expected
+        assert [dataclasses.replace(row, verdict=None) for row in results.rows] == expected
+        assert [row.verdict for row in results.rows] == ["UNDECIDED"] * 4  # two retrained models show no noise
         assert results.noise == noise_ranges([retrain_noise(references)])
         assert results.experiment == "run/without-client-1"
         results.save(run.path / "results.json")

@@ -4,7 +4,8 @@ import pytest
 
 from expunge.audit.functional import causal_faithfulness
 from expunge.report.columns import measure
-from expunge.report.printed import NOTES, PRINTED, PRINTED_SERIES, SOURCES, beside, printed
+from expunge.report.printed import NOTES, PRINTED, PRINTED_SERIES, SOURCES, beside, is_its_own, printed
+from expunge.report.table import paper_notes
 from report.bench_cases import bench
 
 
@@ -60,8 +61,13 @@ def test_the_note_on_causal_faithfulness_is_true():
     assert all(own(method) < 0 for method in ("gradient-ascent", "fed-eraser", "sisa"))
 
 
-def test_nothing_of_the_paper_beside_other_data():
+def test_beside_other_data_or_a_smaller_run_it_is_said_that_the_paper_speaks_of_something_else():
     results = bench("clients", ("10 clients",))
     assert beside(results.part("10 clients"), "retrain", "test_accuracy") == 0.6916
-    results.variants["10 clients"].scenario["dataset"] = "digits"
-    assert beside(results.part("10 clients"), "retrain", "test_accuracy") is None
+    assert is_its_own(results.part("10 clients"))
+    assert not any("full size" in note for note in paper_notes(results))
+    for change in ({"dataset": "digits"}, {"scale": "small"}):
+        other = bench("clients", ("10 clients",))
+        other.variants["10 clients"].scenario.update(change)
+        assert not is_its_own(other.part("10 clients"))
+        assert any("full size" in note for note in paper_notes(other))

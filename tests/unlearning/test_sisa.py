@@ -201,3 +201,18 @@ def test_the_given_state_is_untouched():
     assert "ada" in state.shards.clients
     assert outcome.memory is None
     assert outcome.state.history is None
+
+
+def test_everybody_else_of_a_slice_stays_in_it():
+    names = ("ada", "bob", "cyd", "dan", "eve", "fay")
+    datasets = clients(**dict.fromkeys(names, 6))
+    engine = Watching(linear(), CrossEntropy(), datasets)
+    plan = TrainingPlan(rounds=2, epochs=1, batch_size=3, learning_rate=0.1)
+    state = train_sharded(engine, Snapshot.of(linear()), plan, shards=2, slices=1)
+    own = next(shard for shard in state.shards.shards if "bob" in shard.clients)
+    assert len(own.clients) == 3
+    del engine.asked[:]
+    outcome = sisa(engine, state, Request.of("bob"), SisaOptions())
+    left = {name for name in own.clients if name != "bob"}
+    assert {name for asked in engine.asked for name in asked} == left
+    assert set(outcome.state.shards.clients) == set(names) - {"bob"}

@@ -1,4 +1,7 @@
-"""Membership inference: can the loss tell the forgotten samples from samples nobody trained on?
+"""Membership inference: can the forgotten samples be told from samples nobody trained on?
+
+Every attack ends in a score for each sample, large for a member (``signals``, ``lira``, ``rmia``, ``shadows``);
+``measure_attack`` says how far the scores get.
 
 Non-members must look like the members in everything but membership. A client of a non-IID federation has its own mix
 of labels, and a poisoned one its own triggers: so non-members are weighted until each group (label, triggered or not)
@@ -14,7 +17,83 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from expunge.audit.intervals import LEVEL, Interval, auc_interval, clopper_pearson, delong_covariance, placements
+from expunge.audit.signals import Floats, Values, as_floats
 from expunge.errors import DataError
+
+FALSE_ALARMS = (0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How well scores tell members from non-members.
+
+    Attributes:
+        auc: chance that a member scores higher than a non-member (DeLong's variance, see ``auc_interval``).
+        tpr_at_1_percent: share of the members found while at most 1% of the non-members are taken for members
+            (Clopper-Pearson; the threshold is taken as given). None where there are fewer than 100 non-members: not
+            one false alarm could be allowed.
+        tpr_at_01_percent: the same for 0.1%, from 1000 non-members on.
+        members: how many.
+        others: how many non-members; where they are weighted, how many equal ones are worth as much.
+    """
+
+    auc: Interval
+    tpr_at_1_percent: Interval | None
+    tpr_at_01_percent: Interval | None
+    members: int
+    others: float
+
+
+def measure_attack(members: Values, others: Values, weights: Values | None = None, level: float = LEVEL) -> Attack:
+    """AUC and the true positive rate at few false positives, with intervals.
+
+    Args:
+        members: scores of the samples that may have been trained on; large means member.
+        others: scores of samples that nobody trained on.
+        weights: of the non-members, such as ``matched_weights``; all alike where none are given.
+        level: of the intervals.
+
+    Example:
+        >>> found = measure_attack(members=[3.0, 2.0, 1.0], others=[1.5, 0.0])
+        >>> round(found.auc.value, 4), found.tpr_at_1_percent
+        (0.8333, None)
+    """
+    inside, outside = as_floats(members, "members' scores"), as_floats(others, "non-members' scores")
+    mass = checked_weights(weights, len(outside))
+    worth = float(1 / np.square(mass).sum())  # Kish: as many equal weights would be as certain
+    parts = placements(inside, outside, mass)
+    auc = auc_interval(
+        float(parts[0].mean()), len(inside), worth, level, variance=delong_covariance(parts, parts, mass)
+    )
+    first, second = (_true_positives(inside, outside, mass, worth, rate, level) for rate in FALSE_ALARMS)
+    return Attack(auc, first, second, len(inside), worth)
+
+
+def threshold(others: Floats, weights: Floats, false_alarms: float) -> float:
+    """The smallest score above which at most this share of the non-members lies.
+
+    Example:
+        >>> threshold(np.array([1.0, 2.0, 3.0, 4.0]), np.full(4, 0.25), false_alarms=0.25)
+        3.0
+    """
+    scores, which = np.unique(others, return_inverse=True)
+    mass = np.bincount(which, weights=weights)
+    above = mass.sum() - np.cumsum(mass)
+    return float(scores[np.argmax(above <= false_alarms + 1e-9)])  # nothing is above the last: one always fits
+
+
+def checked_weights(weights: Values | None, count: int) -> Floats:
+    """Weights that add up to 1; equal ones where none are given.
+
+    Example:
+        >>> checked_weights([1.0, 3.0], count=2)
+        array([0.25, 0.75])
+    """
+    mass = np.ones(count) if weights is None else as_floats(weights, "weights")
+    if len(mass) != count or mass.min() < 0 or mass.sum() <= 0:
+        raise DataError(f"The {count} non-members need a weight each, not negative and not all zero.")
+    return np.asarray(mass / mass.sum(), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -97,3 +176,12 @@ def _balanced(guess: np.ndarray, truth: np.ndarray, weight: np.ndarray) -> float
     hit = np.average(guess[inside], weights=weight[inside]) if inside.any() else 0.5
     correct_rejection = np.average(~guess[outside], weights=weight[outside]) if outside.any() else 0.5
     return float((hit + correct_rejection) / 2)
+
+
+def _true_positives(
+    members: Floats, others: Floats, weights: Floats, worth: float, false_alarms: float, level: float
+) -> Interval | None:
+    if worth * false_alarms < 1 - 1e-9:
+        return None
+    found = int((members > threshold(others, weights, false_alarms)).sum())
+    return clopper_pearson(found, len(members), level)

@@ -21,15 +21,19 @@ from typing import Any, ClassVar
 
 import expunge
 from expunge.bench.adversary import Tampering
-from expunge.bench.files import appear, load_state, read_json, require_writable, save_state
+from expunge.bench.files import appear, load_state, read_json, require_writable, save_state, tidy
 from expunge.bench.scenario import Federation, Scenario
 from expunge.bench.settings import Contender, Forget
+from expunge.bench.whole import write_whole
+from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.engine import Cost, Engine, measured
 from expunge.federation.fedavg import Keep, Schedule, ServerState, derived_seed, train
+from expunge.federation.local import LocalEngine
 from expunge.federation.shards import train_sharded
-from expunge.federation.tasks import CurvatureProduct, Draw, Gradient
-from expunge.unlearning.registry import method
+from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, Train
+from expunge.federation.workbench import SIDE_BY_SIDE
+from expunge.unlearning.registry import Method, method
 from expunge.unlearning.retrain import RetrainOptions, retrain
 
 FORMAT = 1
@@ -94,6 +98,7 @@ class TrainedCell(Cell):
     def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
         """FedAvg."""
         federation, engine = store.engine(self.scenario)
+        warm_up(engine, federation.initial(), self.scenario)
         keep = Keep(updates_every=UPDATES_EVERY if self.updates else None)
         with measured(engine) as cost:
             state = train(engine, federation.initial(), self.scenario.plan, keep=keep)
@@ -109,6 +114,7 @@ class ShardedCell(Cell):
     def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
         """Shards, slices, checkpoints."""
         federation, engine = store.engine(self.scenario)
+        warm_up(engine, federation.initial(), self.scenario)
         starts = [federation.initial(derived_seed(self.scenario.seed, "shard", number)) for number in range(SHARDS)]
         with measured(engine) as cost:
             state = train_sharded(engine, starts, self.scenario.plan, shards=SHARDS, slices=SLICES)
@@ -131,6 +137,7 @@ class RetrainedCell(Cell):
     def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
         """From a fresh initialisation, or from the training's own with another shuffling."""
         federation, engine = store.engine(self.scenario)
+        warm_up(engine, federation.initial(), self.scenario)
         which = "retrain" if self.fresh else "retrain-same-init"
         seed = derived_seed(self.scenario.seed, which, self.number)
         start = federation.initial(seed if self.fresh else None)
@@ -176,29 +183,45 @@ class ForgottenCell(Cell):
     def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
         """Run the method; whoever left before cannot be reached, and for the trajectory source nor can the leaver."""
         federation, engine = store.engine(self.scenario)
-        before = store.kept(self.before)
+        chosen = self.configured(store)
+        before = self._start(store.kept(self.before).state, chosen.needs)
         forget, gone = self.forgets[-1], [name for earlier in self.forgets[:-1] for name in earlier.clients]
-        chosen = self.contender.configured(**self._budget(store))
         if chosen.needs == "vectors" and not forget.shares and not forget.triggered:
             gone += forget.clients
         local = engine.without(tuple(gone))
-        warm_up(local, before.state)
-        local.cost = Cost()
+        warm_up(local, federation.initial(), self.scenario)
         acting: Engine = Tampering(local, forget.owners, self.tamper, self.scenario.seed) if self.tamper else local
-        record: dict[str, Any] = {"stored_bytes": stored_bytes(chosen.needs, before.state)}
+        record: dict[str, Any] = {"stored_bytes": stored_bytes(chosen.needs, before)}
         try:
             with measured(local) as cost:
-                outcome = chosen(acting, before.state, forget.request(federation))
-        except NumericalError as problem:  # diverged or lied to: the model stays, which is a result
-            return before.state, cost, {**record, "succeeded": False, "details": {}, "warnings": [str(problem)]}
+                outcome = chosen(acting, before, forget.request(federation))
+        except NumericalError as problem:  # it diverged or was lied to: the model stays as it was, which is a result
+            return (
+                self._left(before),
+                cost,
+                {**record, "succeeded": False, "details": {}, "warnings": [str(problem)]},
+            )
         record |= {"succeeded": outcome.succeeded, "details": outcome.details, "warnings": list(outcome.warnings)}
-        return outcome.state, outcome.cost, record
+        return outcome.state if outcome.succeeded else self._left(before), outcome.cost, record
 
-    def _budget(self, store: Store) -> dict[str, Any]:
-        if self.contender.budget_of is None:
-            return {}
-        spent = store.kept(dataclasses.replace(self, contender=self.contender.budget_of))
-        return {"budget": round(spent.cost.sample_gradients)}
+    def configured(self, store: Store | None = None) -> Method:
+        """The method with all its options; its seed follows from the scenario's and the step, if it is not chosen."""
+        more: dict[str, Any] = {}
+        if "seed" in vars(method(self.contender.method).options) and "seed" not in self.contender.options:
+            more["seed"] = derived_seed(self.scenario.seed, "method", len(self.forgets))
+        if self.contender.budget_of is not None and store is not None:
+            spent = store.kept(dataclasses.replace(self, contender=self.contender.budget_of))
+            more["budget"] = round(spent.cost.sample_gradients)
+        return self.contender.configured(**more)
+
+    def _start(self, state: ServerState, needs: str | None) -> ServerState:
+        """What the method gets: vectors only where it needs them, or it would have to keep them up."""
+        return state if needs == "vectors" else dataclasses.replace(state, memory=None)
+
+    def _left(self, state: ServerState) -> ServerState:
+        """The state after a failure: the leaver is gone all the same, the model as it was."""
+        memory = state.memory.without(self.forgets[-1].clients) if state.memory is not None else None
+        return state.moved(state.model, memory)
 
 
 def stored_bytes(needs: str | None, state: ServerState) -> int:
@@ -207,13 +230,16 @@ def stored_bytes(needs: str | None, state: ServerState) -> int:
     return place.stored_bytes if place is not None else 0
 
 
-def warm_up(engine: Engine, state: ServerState) -> None:
-    """A gradient and a product on a few samples: torch's first ones load libraries, which is nobody's cost."""
-    name = next(iter(engine.clients()))
-    if state.shards is None:
-        vector = state.model.parameters[None]
-        engine.ask({name: CurvatureProduct(state.model, vector, "ggn", Draw(8, seed=0))})
-        engine.ask({name: Gradient(state.model, only=(0,))})
+def warm_up(engine: LocalEngine, model: Snapshot, scenario: Scenario) -> None:
+    """One of everything on a few samples: the first ones load libraries and record steps, which is nobody's cost."""
+    plan, other = scenario.plan, engine.without(())  # with its own account
+    seed = derived_seed(scenario.seed, "warm-up")
+    name = next(iter(other.clients()))
+    other.ask({name: CurvatureProduct(model, model.parameters[None], "ggn", Draw(8, seed=0))})
+    other.ask({name: Gradient(model, only=(0,))})
+    few = Draw(2 * plan.batch_size, seed)
+    tasks = {n: Train(model, 1, plan.batch_size, plan.learning_rate, seed, draw=few) for n in other.clients()}
+    other.ask(dict(list(tasks.items())[:SIDE_BY_SIDE]))
 
 
 class Store:
@@ -229,6 +255,7 @@ class Store:
         self.root, self.device, self.data_dir = root, device, data_dir
         require_writable(root)
         mark, own = root / "bench.json", {"format": FORMAT, "expunge": expunge.__version__}
+        tidy(root / "cells")
         if mark.exists():
             found = read_json(mark)
             if found != own:
@@ -239,8 +266,7 @@ class Store:
         elif root.exists() and any(root.iterdir()):
             raise RequestError(f"{root} is not empty and not a folder of bench: choose another one.")
         else:
-            root.mkdir(parents=True, exist_ok=True)
-            mark.write_text(json.dumps(own) + "\n")
+            write_whole(mark, json.dumps(own) + "\n")
 
     def path(self, cell: Cell) -> Path:
         """Where the cell is, or will be."""
@@ -281,7 +307,7 @@ class Store:
         """The scenario made real; the last one is remembered."""
         return _federation(json.dumps(scenario.as_dict()), self.data_dir, self.device)
 
-    def engine(self, scenario: Scenario) -> tuple[Federation, Any]:
+    def engine(self, scenario: Scenario) -> tuple[Federation, LocalEngine]:
         """The federation and a new engine on it."""
         federation = self.federation(scenario)
         return federation, federation.engine()
@@ -293,22 +319,30 @@ def _federation(scenario: str, data_dir: Path | None, device: str) -> Federation
 
 
 def described(cell: Cell) -> dict[str, Any]:
-    """What determines the cell's model, for JSON."""
+    """What determines the cell's model, for JSON: a method's options are written out, so that a new default is seen."""
     parts = {
         part.name: getattr(cell, part.name) for part in dataclasses.fields(cell) if not part.metadata.get("content")
     }
+    if isinstance(cell, ForgottenCell):
+        parts |= {"contender": cell.contender.method, "options": vars(cell.configured().options)}
+        if cell.contender.budget_of is not None:
+            parts["budget_of"] = described(dataclasses.replace(cell, contender=cell.contender.budget_of))
+        parts["before"] = described(cell.before)
+    if isinstance(cell, ShardedCell):
+        parts |= {"shards": SHARDS, "slices": SLICES}
+    if isinstance(cell, TrainedCell) and cell.updates:
+        parts["updates_every"] = UPDATES_EVERY
     return {"kind": cell.kind, **{name: _plain(value) for name, value in parts.items()}}
 
 
 def digest(cell: Cell, device: str) -> str:
     """A short name for what determines the cell's model."""
-    content = json.dumps([described(cell), device], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    content = described(cell)
+    content.pop("updates_every", None)  # kept beside the model, which does not depend on it
+    return hashlib.sha256(json.dumps([content, device], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Contender):
-        return {"method": value.method, "options": _plain(value.options), "budget_of": _plain(value.budget_of)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, Mapping):

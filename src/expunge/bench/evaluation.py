@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expunge.audit.backdoor import asr_reduction, attack_success_rate
+from expunge.audit.comparison import Scores
 from expunge.audit.functional import (
     accuracy,
     accuracy_gap,
@@ -24,7 +25,10 @@ from expunge.audit.functional import (
     parameter_gap,
     predict,
 )
-from expunge.audit.membership import loss_threshold_attack
+from expunge.audit.measures import Observed
+from expunge.audit.membership import loss_threshold_attack, matched_weights
+from expunge.audit.signals import membership_scores
+from expunge.audit.verdict import Judgement, judge
 from expunge.bench.results import Row
 from expunge.bench.scenario import Federation
 from expunge.core.vectors import Snapshot
@@ -38,11 +42,16 @@ BESIDE = ("kl", "kl_forget", "logit_mse", "agreement", "parameter_gap")
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One model: its outputs on the sets that matter, and what they say of it alone."""
+    """One model: its outputs on the sets that matter, and what they say of it alone.
+
+    ``other_logits`` are those of the non-members that a membership attack compares the forgotten samples with.
+    """
 
     parameters: Tensor
     test_logits: Tensor
     forget_logits: Tensor
+    other_logits: Tensor
+    retained_auc: float
     alone: dict[str, Any]
 
 
@@ -70,6 +79,21 @@ class Evaluation:
             groups.append(labels[-1] + classes * trigger * federation.triggered[name][rows])
         self._forget_inputs, self._forget_labels = torch.cat(inputs), torch.cat(labels)
         self._forget_groups = torch.cat(groups)
+        kept = [_without(data, owners.get(name, ())) for name, data in federation.datasets.items()]
+        self._retained_inputs, self._retained_labels = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        test_labels = federation.dataset.test_labels
+        self._usable = [test_labels != backdoor.target for backdoor in self._backdoors]
+        stamped = [
+            torch.full_like(test_labels[u], b.target) for u, b in zip(self._usable, self._backdoors, strict=True)
+        ]
+        self.other_labels = torch.cat([test_labels, *stamped])
+        marks = [labels_ + number * classes for number, labels_ in enumerate(stamped, start=1)]
+        self._other_groups = torch.cat([test_labels, *marks])
+
+    @property
+    def forget_labels(self) -> Tensor:
+        """Labels of the forgotten samples, as their owners had them."""
+        return self._forget_labels
 
     def measure(self, model: Snapshot) -> Measured:
         """The model alone."""
@@ -89,8 +113,46 @@ class Evaluation:
                 attack_success_rate(logits, dataset.test_labels, backdoor.target)
                 for logits, backdoor in zip(triggered_logits, self._backdoors, strict=True)
             )
-        alone |= self._membership(test_logits, forget_logits, triggered_logits)
-        return Measured(model.parameters, test_logits, forget_logits, alone)
+        poisoned = [logits[usable] for logits, usable in zip(triggered_logits, self._usable, strict=True)]
+        other_logits = torch.cat([test_logits, *poisoned])
+        alone |= self._membership(forget_logits, other_logits)
+        retained_logits = predict(architecture, model, self._retained_inputs)
+        retained_auc = self._retained_membership(test_logits, retained_logits)
+        return Measured(model.parameters, test_logits, forget_logits, other_logits, retained_auc, alone)
+
+    def observed(self, measured: Measured) -> Observed:
+        """The model as the verdict looks at it."""
+        return Observed(
+            measured.test_logits,
+            self._federation.dataset.test_labels,
+            measured.forget_logits,
+            self._forget_labels,
+            asr=measured.alone["asr"],
+            forget_auc=measured.alone["mia_auc"],
+            retained_auc=measured.retained_auc,
+        )
+
+    def scores(self, measured: Measured, signal: str) -> Scores:
+        """The model's membership signal of the forgotten samples and of non-members, large for members."""
+        return Scores(
+            membership_scores(measured.forget_logits.cpu(), self._forget_labels.cpu(), signal),
+            membership_scores(measured.other_logits.cpu(), self.other_labels.cpu(), signal),
+        )
+
+    def non_member_weights(self) -> Tensor:
+        """Weights that give the non-members the forgotten samples' labels and triggers."""
+        return matched_weights(self._forget_groups.cpu(), self._other_groups.cpu())
+
+    def judgement(
+        self, measured: Measured, trained: Measured, retrained: Sequence[Measured], same_init: Sequence[Measured] = ()
+    ) -> Judgement:
+        """The verdict on a model, beside retrained ones; one of these is judged by the others."""
+        return judge(
+            retrained=[self.observed(other) for other in retrained if other is not measured],
+            trained=self.observed(trained),
+            candidate=self.observed(measured),
+            same_init=[self.observed(other) for other in same_init if other is not measured],
+        )
 
     def row(
         self,
@@ -124,22 +186,32 @@ class Evaluation:
             training_overhead=training_overhead,
         )
 
-    def _membership(self, test: Tensor, forget: Tensor, triggered: Sequence[Tensor]) -> dict[str, float]:
-        dataset = self._federation.dataset
-        other_losses = [F.cross_entropy(test, dataset.test_labels, reduction="none")]
-        other_groups = [dataset.test_labels]
-        for number, (logits, backdoor) in enumerate(zip(triggered, self._backdoors, strict=True), start=1):
-            usable = dataset.test_labels != backdoor.target
-            targets = torch.full_like(dataset.test_labels[usable], backdoor.target)
-            other_losses.append(F.cross_entropy(logits[usable], targets, reduction="none"))
-            other_groups.append(targets + number * dataset.classes)
+    def _retained_membership(self, test: Tensor, retained: Tensor) -> float:
+        """AUC of the retained samples beside test images of the same labels."""
+        labels = self._federation.dataset.test_labels
+        return loss_threshold_attack(
+            F.cross_entropy(retained, self._retained_labels, reduction="none").cpu(),
+            self._retained_labels.cpu(),
+            F.cross_entropy(test, labels, reduction="none").cpu(),
+            labels.cpu(),
+        ).auc
+
+    def _membership(self, forget: Tensor, others: Tensor) -> dict[str, float]:
         attack = loss_threshold_attack(
             F.cross_entropy(forget, self._forget_labels, reduction="none").cpu(),
             self._forget_groups.cpu(),
-            torch.cat(other_losses).cpu(),
-            torch.cat(other_groups).cpu(),
+            F.cross_entropy(others, self.other_labels, reduction="none").cpu(),
+            self._other_groups.cpu(),
         )
         return {"mia_auc": attack.auc, "mia_success": attack.success_rate}
+
+
+def _without(data: tuple[Tensor, Tensor], forgotten: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """A client's samples but the forgotten ones; None is all of them."""
+    keep = torch.full((len(data[1]),), forgotten is not None, device=data[1].device)
+    if forgotten:
+        keep[list(forgotten)] = False
+    return data[0][keep], data[1][keep]
 
 
 def _ratio(retrained: Sequence[float], own: float) -> float | None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from expunge.bench.adversary import LIES
-from expunge.bench.cells import Kept
-from expunge.bench.results import Series
+from expunge.bench.cells import Kept, Store
+from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
 from expunge.bench.scales import LEAVER, Scale
 from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.studies import conditioning, perturbation
+from expunge.bench.verdict import CLEAN_SEEDS, SEEDS, run_verdicts
 from expunge.core.bounds import cg_rate
 from expunge.data import Backdoor
 from expunge.data.backdoor import Corner
 from expunge.errors import RequestError
+from expunge.federation.fedavg import Progress
 from expunge.unlearning.hf_kcu_options import GRADIENT, component_ablation
 
 TRAJECTORY = Contender("hf-kcu-trajectory")
@@ -203,8 +205,11 @@ def residual_curves(setting: Setting, finished: dict[str, Kept]) -> list[Series]
     """Relative residuals of each solve, and the theorem's bound with the condition that the solve itself estimates."""
     series = []
     for label, kept in finished.items():
-        for solver in kept.record["details"]["steps"][0].get("solves", {}).values():
+        steps = kept.record["details"].get("steps", [{}])  # none where the method gave up
+        for solver in steps[0].get("solves", {}).values():
             norms = solver["residual_norms"]
+            if not norms[0]:
+                continue
             x = [float(number) for number in range(len(norms))]
             relative = [norm / norms[0] for norm in norms]
             series.append(Series(label, setting.label, "iteration", "relative residual", x, relative))
@@ -220,6 +225,13 @@ def _changed(contenders: tuple[Contender, ...], options: Mapping[str, object]) -
 
 def _nothing(_scale: Scale) -> list[Setting]:
     return []
+
+
+def _verdicts(
+    scale: Scale, seeds: Sequence[int], store: Store, workers: int | None, progress: Progress | None
+) -> Results:
+    clean = 1 if scale.is_smoke else CLEAN_SEEDS
+    return run_verdicts(seeds, clean_seeds=clean, workers=workers, progress=progress, store=store)
 
 
 def _experiment(function: Callable[[Scale], list[Setting]], title: str) -> Experiment:
@@ -244,6 +256,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment(samples, "Samples leave, their clients stay"),
         _experiment(several, "Several clients leave at once"),
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
+        Experiment(
+            "verdict",
+            "What a verdict catches: tricks and honest retrains",
+            _nothing,
+            whole=_verdicts,
+            seeds={"smoke": SEEDS[:3], "small": SEEDS, "paper": SEEDS},
+        ),
     )
 }
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from expunge.bench.scenario import Federation
 from expunge.errors import DataError, RequestError
@@ -16,6 +21,9 @@ from expunge.federation.fedavg import Schedule, ServerState
 from expunge.federation.history import History
 from expunge.federation.memory import Memory
 from expunge.federation.shards import Shards
+
+STAGING = ".staging-"
+"""What half-made folders begin with; then comes the process."""
 
 
 def save_state(state: ServerState, federation: Federation, folder: Path) -> None:
@@ -32,7 +40,7 @@ def save_state(state: ServerState, federation: Federation, folder: Path) -> None
 
 
 def load_state(federation: Federation, folder: Path, schedule: Schedule | None) -> ServerState:
-    """Read it back, onto the federation's device."""
+    """Read it back, the model onto the federation's device; what is kept beside it goes there when it is used."""
     device = next(federation.model.parameters()).device
     memory_file, history_file = folder / "memory.safetensors", folder / "history.safetensors"
     memory = Memory.load(memory_file) if memory_file.exists() else None
@@ -44,20 +52,53 @@ def load_state(federation: Federation, folder: Path, schedule: Schedule | None) 
 
 
 def appear(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder beside its place and move it there, so that it is whole or not there."""
+    """Fill a folder beside its place and move it there, so that it is whole or not there.
+
+    One that is there already is moved aside first; where another process was quicker, its folder stays.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=target.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f"{STAGING}{os.getpid()}-", dir=target.parent))
         try:
             fill(staging)
             staging.chmod(0o755)
             if target.exists():
-                shutil.rmtree(target)
-            staging.rename(target)
+                target.rename(staging.with_name(staging.name + ".old"))
+            with suppress(FileExistsError):
+                _move(staging, target)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            for rest in (staging, staging.with_name(staging.name + ".old")):
+                shutil.rmtree(rest, ignore_errors=True)
+    except (OSError, SafetensorError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise RequestError(f"{target} cannot be written: {reason}.") from problem
+
+
+def _move(folder: Path, target: Path) -> None:
+    try:
+        folder.rename(target)
     except OSError as problem:
-        raise RequestError(f"{target} cannot be written: {problem.strerror or problem}.") from problem
+        if problem.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise FileExistsError from problem
+        raise
+
+
+def tidy(folder: Path) -> None:
+    """Remove what processes that are no more have left half-made."""
+    for staging in folder.glob(f"{STAGING}*"):
+        number = staging.name.removeprefix(STAGING).partition("-")[0]
+        if number.isdigit() and not _is_running(int(number)):
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def read_json(file: Path) -> dict[str, Any]:

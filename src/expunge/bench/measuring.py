@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from expunge.bench.cells import Cell, ForgottenCell, Kept, RetrainedCell, ShardedCell, Store, TrainedCell
 from expunge.bench.evaluation import Evaluation, Measured, retrain_noise
@@ -14,7 +15,7 @@ from expunge.bench.scenario import Federation
 from expunge.bench.settings import Contender, Setting, together
 from expunge.core.vectors import Snapshot
 from expunge.federation.engine import Cost
-from expunge.unlearning.registry import Need, method
+from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 
 Curves = Callable[[Setting, dict[str, Kept]], list[Series]]
@@ -22,6 +23,8 @@ Curves = Callable[[Setting, dict[str, Kept]], list[Series]]
 
 SAME_INIT = "retrain-same-init"
 SHARDED = "trained-sisa"
+FAILED = "FAILED"
+"""In place of a verdict where a method gave up: the row is that of the model as it was."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,6 @@ class Part:
     noise: dict[str, list[float]]
     noise_same_init: dict[str, list[float]]
     series: list[Series]
-
-
-def needs(name: str) -> Need | None:
-    """What training must keep for a method."""
-    return method(name).needs
 
 
 def compared_steps(steps: int) -> list[int]:
@@ -60,24 +58,31 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
     same = [store.kept(RetrainedCell(scenario, gone, number, fresh=False)) for number in range(setting.same_init)]
     references = [evaluation.measure(kept.state.model) for kept in fresh]
     costs = [kept.cost for kept in fresh]
-    rows = [evaluation.row("trained", before, before, references)]
-    for own, kept in zip(references, fresh, strict=True):
-        rows.append(evaluation.row("retrain", own, before, references, kept.cost, costs))
     others = [evaluation.measure(kept.state.model) for kept in same]
-    for own, kept in zip(others, same, strict=True):
-        rows.append(evaluation.row(SAME_INIT, own, before, references, kept.cost, costs))
+
+    def row(name: str, own: Measured, *more: Any, start: Measured = before) -> Row:
+        verdict = evaluation.judgement(own, before, references, others).verdict.value
+        return dataclasses.replace(evaluation.row(name, own, start, references, *more), verdict=verdict)
+
+    rows = [row("trained", before)]
+    rows += [row("retrain", own, kept.cost, costs) for own, kept in zip(references, fresh, strict=True)]
+    rows += [row(SAME_INIT, own, kept.cost, costs) for own, kept in zip(others, same, strict=True)]
     finished = {contender.label: _steps(setting, contender, store) for contender in setting.contenders}
-    if any(needs(contender.method) == "shards" for contender in setting.contenders):
+    sharded = before
+    if any(method(contender.method).needs == "shards" for contender in setting.contenders):
         sharded = evaluation.measure(store.kept(ShardedCell(scenario)).state.model)
-        row = evaluation.row(SHARDED, sharded, before, references)
-        rows.append(dataclasses.replace(row, asr_reduction=None))  # nothing was reduced: it was trained otherwise
+        rows.append(row(SHARDED, sharded, start=sharded))
     for contender in setting.contenders:
-        kept = finished[contender.label][-1]
-        after = evaluation.measure(kept.state.model)
-        cost, stored = _mean_cost(finished[contender.label]), kept.record["stored_bytes"]
+        steps = finished[contender.label]
+        after = evaluation.measure(steps[-1].state.model)
+        cost, stored = _mean_cost(steps), steps[0].record["stored_bytes"]
         overhead = _overhead(contender, trained, store, setting)
-        rows.append(evaluation.row(contender.label, after, before, references, cost, costs, stored, overhead))
-    rows = [dataclasses.replace(row, variant=setting.label) for row in rows]
+        start = sharded if method(contender.method).needs == "shards" else before
+        own_row = row(contender.label, after, cost, costs, stored, overhead, start=start)
+        if not all(kept.record["succeeded"] for kept in steps):
+            own_row = dataclasses.replace(own_row, verdict=FAILED, speedup=None, speedup_in_gradients=None)
+        rows.append(own_row)
+    rows = [dataclasses.replace(each, variant=setting.label) for each in rows]
     series = curves(setting, {label: steps[-1] for label, steps in finished.items()}) if curves is not None else []
     if len(setting.forgets) > 1:
         watched, more = _departures(setting, federation, trained, finished, fresh[0] if fresh else None, store)
@@ -106,14 +111,14 @@ def _mean_cost(steps: list[Kept]) -> Cost:
 
 def _overhead(contender: Contender, trained: Kept, store: Store, setting: Setting) -> float:
     """What a method's needs cost while training: a share of its time; for SISA, which trains otherwise, of work."""
-    wanted = needs(contender.method)
+    wanted = method(contender.method).needs
     if wanted is None:
         return 0.0
     if wanted == "shards":
         sharded = store.kept(ShardedCell(setting.scenario))
         return sharded.cost.sample_gradients / trained.cost.sample_gradients - 1
-    seconds: float = trained.record["keeping_seconds"][wanted]
-    return seconds / trained.cost.seconds
+    kept: dict[str, float] = trained.record["keeping_seconds"]
+    return kept[wanted] / (trained.cost.seconds - sum(kept.values()))
 
 
 def _departures(

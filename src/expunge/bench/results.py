@@ -6,7 +6,6 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy
 import torch
 
 import expunge
+from expunge.bench.whole import write_whole
 from expunge.errors import DataError, RequestError
 
 Noise = dict[str, dict[str, float]]
@@ -157,16 +157,16 @@ class Results:
         """
         content = {
             "experiment": self.experiment,
-            "scenario": _plain(self.scenario, "scenario"),
-            "environment": _plain(self.environment, "environment"),
+            "scenario": plain(self.scenario, "scenario"),
+            "environment": plain(self.environment, "environment"),
             "rows": [_plain_row(row) for row in self.rows],
-            "noise": _plain(self.noise, "noise"),
+            "noise": plain(self.noise, "noise"),
         }
         if self.variants:
-            content["variants"] = {name: _plain(asdict(part), name) for name, part in self.variants.items()}
+            content["variants"] = {name: plain(asdict(part), name) for name, part in self.variants.items()}
         if self.series:
-            content["series"] = [_plain(asdict(curve), f"series {curve.method!r}") for curve in self.series]
-        _replace(Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
+            content["series"] = [plain(asdict(curve), f"series {curve.method!r}") for curve in self.series]
+        write_whole(Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -197,7 +197,7 @@ class Results:
             raise DataError(f"{path} is not a results file of expunge ({type(error).__name__}: {error}).") from error
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str = "cpu") -> dict[str, Any]:
     """The versions and the kind of machine behind the numbers; no host, user or path.
 
     Example:
@@ -213,7 +213,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name(0) if device == "cuda" else "cpu",
     }
 
 
@@ -223,7 +223,7 @@ def _noise(content: Mapping[str, Mapping[str, float]]) -> Noise:
 
 def _plain_row(row: Row) -> dict[str, Any]:
     where = f"method {row.method!r}, seed {row.seed}"
-    content = _plain(asdict(row), where)
+    content = plain(asdict(row), where)
     if not isinstance(content["method"], str) or not isinstance(content["variant"], str | None):
         raise DataError(f"A row's method and variant are names, but {where} has variant {row.variant!r}.")
     if type(content["seed"]) is not int:
@@ -237,14 +237,14 @@ def _plain_row(row: Row) -> dict[str, Any]:
     return {part.name: content[part.name] for part in fields(Row)}
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str) -> Any:
     """JSON's own types only, floats rounded, NaN and infinity refused with the place where they are."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{key} of {where}") for key, item in value.items()}
+        return {str(key): plain(item, f"{key} of {where}") for key, item in value.items()}
     if isinstance(value, Iterable) and not hasattr(value, "item"):
-        return [_plain(item, where) for item in value]
+        return [plain(item, where) for item in value]
     if isinstance(value, Integral):
         return int(value)
     try:
@@ -258,15 +258,3 @@ def _plain(value: Any, where: str) -> Any:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a finite number")
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise RequestError(f"Cannot write results to {path}: {error.strerror or error}.") from error

@@ -16,10 +16,11 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
+from expunge.bench.evaluation import Evaluation, Measured, noise_ranges, retrain_noise
 from expunge.bench.files import appear, load_state, read_json, require_new, save_state
-from expunge.bench.results import Results, environment
+from expunge.bench.results import Results, Row, environment
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError
@@ -32,6 +33,16 @@ from expunge.unlearning.request import Request
 
 LONGEST_NAME = 100
 """File systems end at 255 bytes; a longer list of clients is cut and told apart by a digest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """What a method made of the trained model, what it cost, and what it wrote down."""
+
+    method: str
+    model: Snapshot
+    cost: Cost
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -128,24 +139,35 @@ class RunFolder:
             found[file.parent.parent.name] = Request.of(asked["clients"], asked["samples"])
         return found
 
-    def results(self, name: str, federation: Federation) -> Results:
-        """Measure everything that was tried for one request."""
-        evaluation = Evaluation(federation, self.requests()[name])
-        before = evaluation.measure(self.trained(federation).model)
-        tried: list[tuple[str, Snapshot, Cost]] = []
+    def tried(self, name: str, federation: Federation) -> list[Tried]:
+        """Everything that was tried for one request."""
+        found = []
         for file in sorted((self.path / name).glob("*/outcome.json")):
             record = read_json(file)
             model = load_snapshot(federation.model, file.parent / "model.safetensors")
-            tried.append((record["method"], model, Cost(**record["cost"])))
-        retrained = [(evaluation.measure(model), cost) for label, model, cost in tried if label == "retrain"]
-        references, costs = [measured for measured, _ in retrained], [cost for _, cost in retrained]
-        rows = [evaluation.row("trained", before, before, references)]
-        rows += [evaluation.row("retrain", own, before, references, cost, costs) for own, cost in retrained]
-        for label, model, cost in tried:
-            if label != "retrain":
-                rows.append(evaluation.row(label, evaluation.measure(model), before, references, cost, costs))
+            found.append(Tried(record["method"], model, Cost(**record["cost"]), record["details"]))
+        return found
+
+    def results(self, name: str, federation: Federation) -> Results:
+        """Measure everything that was tried for one request."""
+        request = self.requests()[name]
+        evaluation = Evaluation(federation, request)
+        before = evaluation.measure(self.trained(federation).model)
+        tried = [(own, evaluation.measure(own.model)) for own in self.tried(name, federation)]
+        references = [measured for own, measured in tried if own.method == "retrain"]
+        costs = [own.cost for own, _ in tried if own.method == "retrain"]
+
+        def row(method: str, measured: Measured, *more: Any) -> Row:
+            verdict = evaluation.judgement(measured, before, references).verdict.value if references else None
+            return dataclasses.replace(evaluation.row(method, measured, before, references, *more), verdict=verdict)
+
+        rows = [row("trained", before)]
+        in_order = sorted(tried, key=lambda pair: pair[0].method != "retrain")
+        rows += [row(own.method, measured, own.cost, costs) for own, measured in in_order]
         noise = noise_ranges([retrain_noise(references)]) if references else {}
-        scenario = {**self.scenario.as_dict(), "request": name, "departed": list(self.departed)}
+        forgotten = [*request.clients, *request.samples]
+        described = {"forgotten": forgotten, "request": name, "departed": list(self.departed)}
+        scenario = {**self.scenario.as_dict(), **described}
         return Results(f"{self.path.name}/{name}", scenario, environment(), rows, noise)
 
     def _description(self) -> str:

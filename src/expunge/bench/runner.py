@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, Store, TrainedCell
 from expunge.bench.evaluation import noise_ranges
-from expunge.bench.measuring import Curves, Part, compared_steps, measure, needs
+from expunge.bench.measuring import Curves, Part, compared_steps, measure
 from expunge.bench.results import Results, Series, Variant, environment
 from expunge.bench.scales import Scale
 from expunge.bench.settings import Setting, together
 from expunge.bench.workers import Workers, one_by_one, side_by_side
 from expunge.data import is_there, load
 from expunge.federation.fedavg import Progress
+from expunge.unlearning.registry import method
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Experiment:
         settings: its variants at a scale.
         curves: what is drawn from the methods' own records, or None.
         study: curves that need no federation, for one seed at a scale, or None.
+        whole: runs the experiment where it is not made of settings, or None.
+        seeds: its own default seeds by scale, where the scale's are not enough.
     """
 
     name: str
@@ -38,6 +41,12 @@ class Experiment:
     settings: Callable[[Scale], list[Setting]]
     curves: Curves | None = None
     study: Callable[[bool, int], list[Series]] | None = None
+    whole: Callable[[Scale, Sequence[int], Store, int | None, Progress | None], Results] | None = None
+    seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def default_seeds(self, scale: Scale) -> tuple[int, ...]:
+        """The seeds where none are asked for."""
+        return self.seeds.get(scale.name, scale.seeds)
 
 
 def run(
@@ -59,6 +68,8 @@ def run(
         workers: processes side by side, each on one core; None takes one a core, at most four. A GPU takes turns.
         progress: called with (what, done, total).
     """
+    if experiment.whole is not None:
+        return experiment.whole(scale, seeds, store, workers, progress)
     settings = [setting.with_seed(seed) for setting in experiment.settings(scale) for seed in seeds]
     missing = missing_cells([cell for setting in settings for cell in cells(setting)], store)
     with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
@@ -66,8 +77,8 @@ def run(
         jobs: list[Callable[[], Part]] = [partial(measure, setting, experiment.curves, store) for setting in settings]
         if experiment.study is not None:
             jobs += [partial(_studied, experiment.study, scale.is_smoke, seed) for seed in seeds]
-        parts = _all_done(jobs, pool, progress)
-    return _put_together(experiment, scale.name, seeds, settings, parts)
+        parts = all_done(jobs, pool, progress, "measuring")
+        return _put_together(experiment, scale.name, seeds, settings, parts, store.device)
 
 
 def require_data(settings: Sequence[Setting], data_dir: Path | None) -> None:
@@ -80,7 +91,7 @@ def require_data(settings: Sequence[Setting], data_dir: Path | None) -> None:
 def cells(setting: Setting) -> list[Cell]:
     """All models that one setting with its seed needs."""
     scenario, steps = setting.scenario, len(setting.forgets)
-    wanted = {needs(contender.method) for contender in setting.contenders}
+    wanted = {method(contender.method).needs for contender in setting.contenders}
     found: list[Cell] = [TrainedCell(scenario, updates="updates" in wanted)]
     if "shards" in wanted:
         found.append(ShardedCell(scenario))
@@ -122,13 +133,14 @@ def make_all(missing: list[Cell], store: Store, pool: Workers, progress: Progres
             progress("training and forgetting, percent of the work", min(100, int(100 * done / total)), 100)
 
 
-def _all_done(jobs: list[Callable[[], Part]], pool: Workers, progress: Progress | None) -> list[Part]:
+def all_done(jobs: Sequence[Callable[[], Part]], pool: Workers, progress: Progress | None, what: str) -> list[Part]:
+    """Everything that the jobs give, in their order."""
     parts: list[Part] = []
     for start in range(0, len(jobs), pool.count):
         running = [pool.submit(job) for job in jobs[start : start + pool.count]]
         parts += [job.result() for job in running]
         if progress is not None:
-            progress("measuring", len(parts), len(jobs))
+            progress(what, len(parts), len(jobs))
     return parts
 
 
@@ -137,14 +149,19 @@ def _studied(study: Callable[[bool, int], list[Series]], smoke: bool, seed: int)
 
 
 def _put_together(
-    experiment: Experiment, scale: str, seeds: Sequence[int], settings: list[Setting], parts: list[Part]
+    experiment: Experiment,
+    scale: str,
+    seeds: Sequence[int],
+    settings: list[Setting],
+    parts: list[Part],
+    device: str,
 ) -> Results:
     by_label: dict[str, list[Part]] = {}
     for setting, part in zip(settings, parts, strict=False):  # what is left over are studies
         by_label.setdefault(setting.label, []).append(part)
     variants = {
         setting.label: Variant(
-            described(setting),
+            {**described(setting), "scale": scale},
             noise_ranges([part.noise for part in by_label[setting.label]]),
             noise_ranges([part.noise_same_init for part in by_label[setting.label]]),
         )
@@ -156,7 +173,9 @@ def _put_together(
         scenario |= next(iter(variants.values())).scenario
     rows = [row for part in parts for row in part.rows]
     series = averaged([curve for part in parts for curve in part.series])
-    return Results(experiment.name, scenario, environment(), rows, noise, variants, series)
+    return Results(
+        experiment.name, scenario, {**environment(device), "torch_threads": 1}, rows, noise, variants, series
+    )
 
 
 def described(setting: Setting) -> dict[str, Any]:

@@ -103,10 +103,10 @@ class Scale:
 def scale_of(name: str, data_dir: Path | None = None) -> Scale:
     """The scale of that name; `small` is on Fashion-MNIST where it lies in the data folder, else on digits."""
     if name == "smoke":
-        return Scale("smoke", _SMOKE, (10,), retrains=2, same_init=2)
+        return Scale("smoke", _SMOKE, (10,), retrains=3, same_init=2)
     if name == "small":
         base = _SMALL if is_there("fashion-mnist", data_dir) else _DIGITS
-        return Scale("small", base, (10, 11, 12), retrains=3, same_init=2)
+        return Scale("small", base, (10, 11, 12), retrains=5, same_init=2)
     if name == "paper":
-        return Scale("paper", _PAPER, (10, 11, 12), retrains=3, same_init=2)
+        return Scale("paper", _PAPER, (10, 11, 12), retrains=5, same_init=2)
     raise RequestError(f"There is no scale {name!r}; there are {', '.join(SCALES)}.")

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from expunge.errors import RequestError
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -26,7 +28,10 @@ class Workers:
 @contextmanager
 def side_by_side(count: int | None = None) -> Iterator[Workers]:
     """A pool of processes with a core each; None takes one a core, at most four."""
-    count = count or min(os.cpu_count() or 1, 4)
+    cores = os.cpu_count() or 1
+    if count is not None and count < 1:
+        raise RequestError(f"At least 1 process is needed, not {count}.")
+    count = min(count or 4, cores)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(os.getpid(),)) as pool:
         try:
@@ -45,7 +50,12 @@ def one_by_one() -> Iterator[Workers]:
         done.set_result(work())
         return done
 
-    yield Workers(submit, 1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a process of the pool, so that times can be compared
+    try:
+        yield Workers(submit, 1)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _begin(parent: int) -> None:

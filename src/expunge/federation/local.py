@@ -82,13 +82,14 @@ class LocalEngine:
         unknown = [name for name in tasks if name not in self._clients]
         if unknown:
             raise RequestError(f"No client {unknown[0]!r} can be reached; there are {', '.join(self._clients)}.")
-        replies = self._performed(tasks)
         for name, task in tasks.items():
             self.cost.bytes_down += payload_bytes(task, self._known_model.get(name))
             self._known_model[name] = task.model.digest
-            self.cost.bytes_up += payload_bytes(replies[name])
-            self.cost.sample_gradients += replies[name].sample_gradients
         self.cost.rounds += 1
+        replies = self._performed(tasks)
+        for reply in replies.values():
+            self.cost.bytes_up += payload_bytes(reply)
+            self.cost.sample_gradients += reply.sample_gradients
         if self.on_round is not None:
             self.on_round(self.cost.rounds)
         return replies

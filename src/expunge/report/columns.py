@@ -7,7 +7,7 @@ from expunge.bench.results import Results
 from expunge.report.layout import parts
 from expunge.report.printed import beside
 
-Form = Literal["percent", "number", "times", "seconds", "megabytes", "count"]
+Form = Literal["percent", "number", "times", "seconds", "megabytes", "count", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -152,17 +152,25 @@ _ALL = (
         "training overhead (%)",
         "How much dearer training is because the method needs things kept.",
     ),
+    Measure(
+        "verdict",
+        "verdict",
+        "Whether the model might have come out of retraining, by all measures together, with a known error rate: see"
+        " docs/audit.md. UNDECIDED where these models could not tell, whatever was done.",
+        form="verdict",
+    ),
 )
 _BY_KEY = {column.key: column for column in _ALL}
 _COST = ("seconds", "rounds", "bytes", "stored_bytes", "training_overhead")
 _FORGETTING = ("test_accuracy", "forget_accuracy", "asr", "kl_forget", "mia_auc")
 _SAVED = ("speedup_in_gradients", "speedup")
-_BENCH = (*_FORGETTING, *_SAVED, "rounds", "bytes", "stored_bytes", "training_overhead")
+_BENCH = (*_FORGETTING, "verdict", *_SAVED, "rounds", "bytes", "stored_bytes", "training_overhead")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "demo": (*_FORGETTING, "speedup", "speedup_in_gradients"),
-    "main": (*_FORGETTING, *_SAVED, "mia_success", "causal_faithfulness", *_COST),
+    "demo": (*_FORGETTING, "verdict", "speedup", "speedup_in_gradients"),
+    "main": (*_FORGETTING, "verdict", *_SAVED, "mia_success", "causal_faithfulness", *_COST),
     "datasets": (*_BENCH, "causal_faithfulness"),
-    "backdoor": ("test_accuracy", "forget_accuracy", "asr", "asr_reduction", "kl_forget", "mia_auc", *_SAVED, *_COST),
+    "backdoor": (*_FORGETTING, "asr_reduction", "verdict", *_SAVED, *_COST),
+    "verdict": ("verdict", "test_accuracy", "forget_accuracy", "asr", "kl_forget"),
     "components": ("test_accuracy", "parameter_gap", "mia_success", "forget_accuracy", "asr", "kl_forget"),
     "damping": (*_BENCH, "causal_faithfulness"),
     "wallclock": ("seconds", *_SAVED, "rounds", "test_accuracy", "forget_accuracy", "kl_forget"),

@@ -104,10 +104,17 @@ def scenario_line(results: Results) -> str:
         line += f", {plan['rounds']} rounds of {plan['epochs']} epoch{'s' * (plan['epochs'] != 1)}"
     line += "".join(f"; {sentence}" for sentence in _departures(scenario))
     if seeds := scenario.get("seeds") or sorted({row.seed for row in results.rows}):
-        line += f"; seeds {', '.join(map(str, seeds))}"
+        line += f"; seeds {_listed(seeds)}"
     if retrains := scenario.get("retrains_per_seed"):
         line += f", {retrains} retrained models each"
     return line + "."
+
+
+def _listed(seeds: list[int]) -> str:
+    """Seeds by name; many in a row by their ends."""
+    if len(seeds) > 5 and seeds == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
 
 
 def _departures(scenario: dict[str, Any]) -> list[str]:

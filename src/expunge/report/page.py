@@ -5,13 +5,11 @@ from html import escape
 from pathlib import Path
 
 from expunge.bench.results import Results
-from expunge.errors import RequestError
 from expunge.report.columns import columns_for
 from expunge.report.headline import chosen_method, headline
 from expunge.report.layout import file_label, method_name, parts, scenario_line
-from expunge.report.pieces import definitions, figure, runs, table
+from expunge.report.pieces import definitions, document, figure, runs, table, write_page
 from expunge.report.plots import part_figures, whole_figures
-from expunge.report.stylesheet import STYLE
 from expunge.report.table import paper_notes
 
 _FEW_COLUMNS = 8
@@ -44,14 +42,7 @@ def write_report(
         'report.html'
         >>> folder.cleanup()
     """
-    target = Path(path)
-    page = render_report(results, title=title, reading=reading)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"Cannot write the report to {target}: {error.strerror or error}.") from error
-    return target
+    return write_page(render_report(results, title=title, reading=reading), path)
 
 
 def render_report(results: Results, *, title: str = "Is the client gone?", reading: str | None = None) -> str:
@@ -83,14 +74,7 @@ def render_report(results: Results, *, title: str = "Is the client gone?", readi
         '<div class="card"><h2>Environment</h2>' + definitions(results.environment, small=True) + "</div></div>",
         runs(results),
     ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><style>{STYLE}</style>'
-    )
-    width = "broad" if len(columns_for(results)) > _FEW_COLUMNS else ""
-    body = "\n".join(section for section in sections if section)
-    main = f'<main class="{width}">\n{body}\n</main>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{main}</body></html>\n'
+    return document(title, sections, broad=len(columns_for(results)) > _FEW_COLUMNS)
 
 
 def _index(of: Mapping[str, Results]) -> str:

@@ -1,19 +1,22 @@
-"""The pieces of the page: table, picture, list of definitions, every single run."""
+"""The pieces of a page: its frame, table, picture, list of definitions, every single run."""
 
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from expunge.bench.results import Results
+from expunge.errors import RequestError
 from expunge.report.columns import columns_for
 from expunge.report.layout import method_name
 from expunge.report.measures import MISSING, write_value
 from expunge.report.plots import save_figure
+from expunge.report.stylesheet import STYLE
 from expunge.report.table import Cell, Line, caption, table_lines
 
 _FIGURES = {
@@ -37,7 +40,48 @@ _FIGURES = {
         "The blue band is the range of models retrained without the client; bars show the spread over runs.",
     ),
     "series": ("Curves, a line for each method", "Shades reach from the lowest to the highest run."),
+    "audit-scores": (
+        "Scores of a membership attack, a row for each model",
+        "Forgotten means: the two shapes of a row are apart no more than they are in the retrained model's row. Each"
+        " row has its own height.",
+    ),
+    "audit-roc": (
+        "Share of the forgotten samples found against false alarms, both on logarithmic axes, a line for each model",
+        "Forgotten means: the method's line lies where the retrained model's does. Far left, a few samples decide.",
+    ),
+    "audit-verdict": (
+        "Every measure of the model beside the interval of a further retrained model",
+        "Left is a smaller value, right a larger one, in widths of the measure's own interval; arrows lie further out."
+        " Above the broken line: the forgotten data.",
+    ),
 }
+
+
+def document(title: str, sections: Iterable[str], broad: bool = False) -> str:
+    """A whole page of its sections; empty ones are left out.
+
+    Example:
+        >>> "<title>A &amp; B</title>" in document("A & B", ["<p>text</p>"])
+        True
+    """
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><style>{STYLE}</style>'
+    )
+    body = "\n".join(section for section in sections if section)
+    main = f'<main class="{"broad" if broad else ""}">\n{body}\n</main>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{main}</body></html>\n'
+
+
+def write_page(page: str, path: str | Path) -> Path:
+    """Write a page, or say in one line why that cannot be."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"Cannot write the report to {target}: {error.strerror or error}.") from error
+    return target
 
 
 def table(results: Results) -> str:
@@ -102,11 +146,12 @@ def runs(results: Results) -> str:
         >>> "0 runs" in runs(Results("demo", {}, {}, [], {}))
         True
     """
-    headers = "".join(f"<th>{escape(column.header)}</th>" for column in columns_for(results))
+    columns = [column for column in columns_for(results) if column.form != "verdict"]
+    headers = "".join(f"<th>{escape(column.header)}</th>" for column in columns)
     variant = "<th>variant</th>" if results.variants else ""
     lines = []
     for row in results.rows:
-        values = ((getattr(row, column.key), column.form) for column in columns_for(results))
+        values = ((getattr(row, column.key), column.form) for column in columns)
         cells = "".join(f"<td>{MISSING if value is None else write_value(value, form)}</td>" for value, form in values)
         name = f"<th>{escape(method_name(row.method))}</th><td>{row.seed}</td>"
         name += f"<td>{escape(row.variant or MISSING)}</td>" if results.variants else ""

@@ -25,7 +25,7 @@ def figures(results: Results) -> dict[str, Figure]:
 
     Example:
         >>> from expunge.bench.results import Row
-        >>> row = Row("retrain", 10, test_accuracy=0.7, seconds=90.0)
+        >>> row = Row("retrain", 10, test_accuracy=0.7, seconds=90.0, speedup_in_gradients=1.0)
         >>> list(figures(Results("main", {}, {}, [row], {})))
         ['forgetting', 'cost', 'pareto', 'seconds']
     """
@@ -45,7 +45,9 @@ def part_figures(results: Results) -> dict[str, Figure]:
     """
     if not any(row.test_accuracy is not None or row.forget_accuracy is not None for row in results.rows):
         return {}
-    drawn = {"forgetting": forgetting_plot(results), "cost": cost_plot(results)}
+    drawn = {"forgetting": forgetting_plot(results)}
+    if any(row.speedup_in_gradients is not None for row in results.rows):
+        drawn["cost"] = cost_plot(results)
     return drawn | (
         {"pareto": pareto_plot(results), "seconds": seconds_plot(results)} if results.experiment == "main" else {}
     )

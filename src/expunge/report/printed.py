@@ -186,11 +186,21 @@ def printed(experiment: str, variant: str, method: str, measure: str) -> float |
 
 
 def beside(results: Results, method: str, measure: str) -> float | None:
-    """What the paper prints beside a variant's value: only where the data is what it used there, CIFAR-10 mostly.
+    """What the paper prints beside a variant's value; `is_its_own` says whether that is about the same thing.
 
     Example:
-        >>> beside(Results("clients", {"dataset": "digits"}, {}, [], {}), "retrain", "speedup") is None
-        True
+        >>> beside(Results("main", {}, {}, [], {}), "retrain", "test_accuracy")
+        0.7079
     """
-    other_data = results.scenario.get("dataset", "cifar10") != "cifar10" and results.experiment != "datasets"
-    return None if other_data else printed(results.experiment, label_of(results), method, measure)
+    return printed(results.experiment, label_of(results), method, measure)
+
+
+def is_its_own(results: Results) -> bool:
+    """Whether a variant is on the paper's own data (CIFAR-10 mostly) and of its size.
+
+    Example:
+        >>> is_its_own(Results("main", {"dataset": "fashion-mnist", "scale": "small"}, {}, [], {}))
+        False
+    """
+    data = results.scenario.get("dataset", "cifar10") == "cifar10" or results.experiment == "datasets"
+    return data and results.scenario.get("scale", "paper") == "paper"

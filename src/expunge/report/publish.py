@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from expunge.bench.results import Results
+from expunge.bench.auditing import Audit
+from expunge.bench.results import Results, plain
+from expunge.bench.whole import write_whole
 from expunge.errors import RequestError
+from expunge.report.audit_page import write_audit
+from expunge.report.audit_plots import audit_figures
 from expunge.report.csv import write_csv
 from expunge.report.markdown import bench_markdown
 from expunge.report.page import write_report
-from expunge.report.plots import save_plots
+from expunge.report.plots import save_figures, save_plots
 
 
 def publish(results: Results, folder: Path) -> Path:
@@ -23,3 +28,16 @@ def publish(results: Results, folder: Path) -> Path:
         raise RequestError(f"Cannot write the table to {folder}: {error.strerror or error}.") from error
     save_plots(results, folder)
     return write_report(results, folder / "report.html")
+
+
+def publish_audit(audit: Audit, folder: Path) -> Path:
+    """Write audit.json, the audit's pictures and audit.html; returns the page's path.
+
+    Raises:
+        DataError: a value is NaN or infinite.
+        RequestError: the folder cannot be written.
+    """
+    content = plain(audit.as_dict(), "the audit")
+    write_whole(folder / "audit.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+    save_figures(audit_figures(audit), audit.results, folder)
+    return write_audit(audit, folder / "audit.html")

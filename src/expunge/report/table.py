@@ -1,5 +1,6 @@
 """One line a method, what retraining itself varies by as the last lines: the content of every table."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from expunge.bench.results import Noise, Results
@@ -14,7 +15,7 @@ from expunge.report.measures import (
     write_summary,
     write_value,
 )
-from expunge.report.printed import NOTES, PRINTED_SERIES, SOURCES, beside
+from expunge.report.printed import NOTES, PRINTED_SERIES, SOURCES, beside, is_its_own
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,39 @@ def paper_notes(results: Results) -> list[str]:
         >>> from expunge.bench.results import Row
         >>> paper_notes(Results("main", {}, {}, [Row("sisa", 10)], {}))[0]
         'What the paper prints is from its Table 1; seconds from Figure 1b.'
-        >>> paper_notes(Results("main", {"dataset": "digits"}, {}, [Row("sisa", 10)], {}))
-        []
+        >>> paper_notes(Results("main", {"dataset": "digits"}, {}, [Row("sisa", 10)], {}))[1]
+        'That is about its own data at full size: beside a smaller run it only shows what was claimed.'
     """
     cells = (cell for part in parts(results).values() for line in table_lines(part) for cell in line.cells)
     if results.experiment not in PRINTED_SERIES and not any(cell.paper for cell in cells):
         return []
-    source = SOURCES[results.experiment]
-    return [f"What the paper prints is from its {source}.", *NOTES.get(results.experiment, ())]
+    notes = [f"What the paper prints is from its {SOURCES[results.experiment]}."]
+    if not all(is_its_own(part) for part in parts(results).values()):
+        notes.append("That is about its own data at full size: beside a smaller run it only shows what was claimed.")
+    return [*notes, *NOTES.get(results.experiment, ())]
 
 
 def _cell(results: Results, method: str, column: Measure) -> Cell:
+    if column.key == "verdict":
+        return _verdict(results, method)
     # Retraining is the yardstick: colouring it would praise it for being itself.
     judgement = None if method.startswith("retrain") else judge(results, method, column.key)
     theirs = beside(results, method, column.key)
     paper = None if theirs is None else write_printed(theirs, column.form)
     return Cell(write_summary(results.summary(method, column.key), column.form), judgement, paper)
+
+
+def _verdict(results: Results, method: str) -> Cell:
+    """The verdict on a method, and how often each where they differ; the most frequent one gives the colour."""
+    verdicts = [row.verdict for row in results.rows if row.method == method and row.verdict is not None]
+    if not verdicts:
+        return Cell(MISSING)
+    counts = Counter(verdicts).most_common()
+    judgement: Judgement = {"EQUIVALENT": "near", "UNDECIDED": "between"}.get(counts[0][0], "far")  # type: ignore[assignment]
+    text = counts[0][0].lower()
+    if len(counts) > 1:
+        text = ", ".join(f"{verdict.lower()} {count}" for verdict, count in counts)
+    return Cell(text, None if method.startswith("retrain") else judgement)
 
 
 def _same_init(results: Results) -> Noise:

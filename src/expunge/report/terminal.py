@@ -13,9 +13,9 @@ from expunge.report.measures import MISSING
 from expunge.report.table import Cell, caption, table_lines
 
 _COLOURS = {"near": "green", "between": "", "far": "red", None: ""}
-_WIDTHS = {"number": 13, "percent": 10, "times": 8, "seconds": 8, "megabytes": 8, "count": 6}
+_WIDTHS = {"number": 13, "percent": 10, "times": 8, "seconds": 8, "megabytes": 8, "count": 6, "verdict": 16}
 _METHOD_WIDTH = 32
-_FIRST = ("test_accuracy", "forget_accuracy", "asr", "speedup_in_gradients", "kl_forget", "speedup", "mia_auc")
+_FIRST = ("test_accuracy", "forget_accuracy", "asr", "speedup_in_gradients", "verdict", "kl_forget", "speedup")
 """The columns that a narrow terminal shows before all others; the files have them all."""
 
 

@@ -1,0 +1,81 @@
+"""`expunge audit` on a real run: retrains what is missing, judges, and leaves what an auditor looks at."""
+
+import json
+import sys
+
+import pytest
+
+from expunge import cli
+
+
+@pytest.fixture
+def expunge(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["expunge", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        captured = capsys.readouterr()
+        return left.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, expunge):
+    """A federation with a poisoned client that two methods tried to forget."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    tiny = ("--rounds", "6", "--clients", "5", "--epochs", "3", "--learning-rate", "0.1", "--model", "softmax")
+    assert expunge("train", "--out", "run", *tiny, "--attacker", "client-3", "--boost", "4")[0] == 0
+    for method in ("hf-kcu-trajectory", "fine-tuning"):
+        assert expunge("forget", "run", "--client", "client-3", "--method", method)[0] == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.slow
+def test_an_audit_retrains_judges_and_shows(run, expunge):
+    code, out, err = expunge("audit", "run")
+    assert code == 0, err
+    folder = run / "without-client-3"
+    assert len(list(folder.glob("retrain-*"))) == 5
+    content = json.loads((folder / "audit.json").read_text())
+    assert set(content["methods"]) == {"hf-kcu-trajectory", "fine-tuning"}
+    for name, own in content["methods"].items():
+        assert own["verdict"] in ("EQUIVALENT", "UNDER-FORGOTTEN", "OVER-FORGOTTEN", "DAMAGED", "UNDECIDED"), name
+        assert own["verdict"] in out
+        assert {found["measure"] for found in own["findings"]} >= {"test_accuracy", "asr", "kl_forget", "retained_auc"}
+        assert list(own["attacks"]) == ["loss", "modified entropy", "RMIA", "LiRA"]
+        assert len(own["attacks"]["LiRA"]["retrained"]) == 5
+        assert {found["what"] for found in own["evidence"]} >= {"held-out data", "retained loss", "retained gradient"}
+    assert "l2" in content["certificate"].lower() or "L2" in content["certificate"]
+    assert {"audit.html", "audit-scores.png", "audit-roc.png"} <= {file.name for file in folder.iterdir()}
+    made = {file: file.stat().st_mtime_ns for file in folder.glob("retrain-*/model.safetensors")}
+    code, out, err = expunge("audit", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["without-client-3"]["methods"].keys() == content["methods"].keys()
+    assert {file: file.stat().st_mtime_ns for file in folder.glob("retrain-*/model.safetensors")} == made
+
+
+def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge):
+    code, out, err = expunge("audit", "run", "--retrains", "0")
+    assert code == 0, err
+    content = json.loads((run / "without-client-3" / "audit.json").read_text())
+    own = content["methods"]["hf-kcu-trajectory"]
+    assert own["verdict"] == "UNDECIDED"
+    assert "retrained models" in own["reason"]
+    assert own["attacks"] == {}
+    assert len(own["evidence"]) == 4
+    assert "UNDECIDED" in out
+
+
+def test_nothing_to_audit_is_one_line(tmp_path, monkeypatch, expunge):
+    monkeypatch.chdir(tmp_path)
+    tiny = ("--rounds", "1", "--clients", "3", "--epochs", "1", "--model", "softmax")
+    assert expunge("train", "--out", "run", *tiny)[0] == 0
+    code, out, err = expunge("audit", "run")
+    assert (code, out) == (1, "")
+    assert "Nothing was forgotten in run yet" in err
+    code, out, err = expunge("audit", "nowhere")
+    assert (code, out) == (1, "")
+    assert "not a run folder" in err
