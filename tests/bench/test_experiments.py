@@ -29,7 +29,8 @@ def store(tmp_path_factory):
 def test_every_experiment_runs_and_leaves_what_a_person_looks_at(name, store):
     results = run(experiment(name), SMOKE, SMOKE.seeds, store, workers=1)
     settings = experiment(name).settings(SMOKE)
-    assert list(results.variants) == [setting.label for setting in settings]
+    if experiment(name).whole is None:  # else it is not made of settings; test_verdict.py looks at it closely
+        assert list(results.variants) == [setting.label for setting in settings]
     for setting in settings:
         part = results.part(setting.label)
         wanted = {"trained", "retrain", "retrain-same-init", *(contender.label for contender in setting.contenders)}
