@@ -4,12 +4,30 @@ Property tests draw the same examples in every run, and none fails for being slo
 """
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def expunge(monkeypatch, capsys):
+    """Run the real entry point in this process: exit code, standard output, standard error."""
+    from expunge import cli
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["expunge", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        captured = capsys.readouterr()
+        return left.value.code or 0, captured.out, captured.err
+
+    return call

@@ -26,21 +26,6 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.fixture
-def expunge(monkeypatch, capsys):
-    """Run the real entry point in this process: exit code, standard output, standard error."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["expunge", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        captured = capsys.readouterr()
-        return left.value.code or 0, captured.out, captured.err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     """One trained run, made once by the command itself."""

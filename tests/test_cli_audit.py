@@ -1,24 +1,8 @@
 """`expunge audit` on a real run: retrains what is missing, judges, and leaves what an auditor looks at."""
 
 import json
-import sys
 
 import pytest
-
-from expunge import cli
-
-
-@pytest.fixture
-def expunge(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["expunge", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        captured = capsys.readouterr()
-        return left.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """`expunge bench` on the command line: what it leaves, and that every bad input is one line before any work."""
 
 import json
-import sys
 
 import pytest
 
-from expunge import cli
 from expunge.bench.results import Results
 from expunge.report import read_csv
 
@@ -15,19 +13,6 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EXPUNGE_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-
-
-@pytest.fixture
-def expunge(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["expunge", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        captured = capsys.readouterr()
-        return left.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.mark.slow

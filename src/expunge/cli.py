@@ -15,7 +15,6 @@ from rich.markup import escape
 import expunge
 from expunge.audit.verdict import RETRAINS
 from expunge.bench.auditing import audit, retrain_more, retrain_options
-from expunge.bench.cells import Store
 from expunge.bench.demo import SCENARIO, SEEDS, run_demo
 from expunge.bench.experiments import EXPERIMENTS, experiment
 from expunge.bench.files import require_new, require_writable
@@ -25,6 +24,7 @@ from expunge.bench.runner import require_data
 from expunge.bench.runner import run as run_experiment
 from expunge.bench.scales import LEAVER, SCALES, scale_of
 from expunge.bench.scenario import Scenario
+from expunge.bench.store import Store
 from expunge.data import DATASETS, Backdoor
 from expunge.errors import ExpungeError, RequestError
 from expunge.federation.fedavg import Keep, TrainingPlan, train

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from expunge.bench.adversary import LIES, Tampering
-from expunge.bench.cells import ForgottenCell, RetrainedCell, ShardedCell, Store, TrainedCell
+from expunge.bench.cells import ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.files import appear, tidy
 from expunge.bench.measuring import FAILED, measure
 from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.scenario import Federation
 from expunge.bench.settings import Contender, Forget, Setting
+from expunge.bench.store import Store
 from expunge.data import Backdoor
 from expunge.errors import RequestError
 from expunge.federation.fedavg import TrainingPlan, train

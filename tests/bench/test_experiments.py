@@ -5,13 +5,14 @@ import math
 
 import pytest
 
-from expunge.bench.cells import ForgottenCell, RetrainedCell, Store, TrainedCell
+from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.experiments import EVERYONE, EXPERIMENTS, OURS, experiment
 from expunge.bench.measuring import compared_steps
 from expunge.bench.results import Results
 from expunge.bench.runner import cells, run
 from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.settings import Contender, Forget, Setting, together
+from expunge.bench.store import Store
 from expunge.errors import RequestError
 from expunge.report import publish
 from expunge.unlearning.registry import methods

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from expunge.audit.verdict import Verdict
-from expunge.bench.cells import Store
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
+from expunge.bench.store import Store
 from expunge.bench.verdict import (
     ATTACKED,
     CLEAN,

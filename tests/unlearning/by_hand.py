@@ -66,6 +66,6 @@ def dot(one, other):
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
-def same(outcome, theta):
+def assert_ends_at(outcome, theta):
     found = outcome.state.model.parameters
     torch.testing.assert_close(found, torch.tensor(theta, dtype=torch.float64), rtol=1e-12, atol=1e-12)

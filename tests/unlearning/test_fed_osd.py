@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from expunge.errors import RequestError
 from expunge.unlearning.fed_osd import FedOsdOptions, fed_osd, orthogonal_direction
 from expunge.unlearning.request import Request
-from unlearning.by_hand import averaged, dot, engine_of, gradient, line, moved, same, trained
+from unlearning.by_hand import assert_ends_at, averaged, dot, engine_of, gradient, line, moved, trained
 
 # At theta = (1, 1, 1). ada: residual 6 - 5.5 = 0.5, so l = 1/8. bob: residuals 1 and 2, mean gradient (0.5, 1, 0).
 # cyd: residual 1, gradient (0, 1, 1). Orthogonal to both is their cross product (1, -0.5, 0.5).
@@ -41,7 +41,7 @@ def unlearned():
 
 def test_one_unlearning_round():
     outcome = run(unlearning_rounds=1, recovery_rounds=0)
-    same(outcome, moved(START, unlearned()))
+    assert_ends_at(outcome, moved(START, unlearned()))
     assert outcome.cost.sample_gradients == 4
     assert outcome.cost.rounds == 1
     assert outcome.details["orthogonal_share"] == [pytest.approx(3.5 / math.sqrt(1.5 * 14))]
@@ -74,7 +74,7 @@ def test_recovery_without_a_way_back():
         shares.append(along)
     assert min(shares) < -1e-3  # there is something to take away
     outcome = run(unlearning_rounds=1, recovery_rounds=1)
-    same(outcome, moved(now, averaged(updates, [2, 1])))
+    assert_ends_at(outcome, moved(now, averaged(updates, [2, 1])))
     back = [a - b for a, b in zip(outcome.state.model.parameters.tolist(), now, strict=True)]
     assert abs(dot(back, walked)) < 1e-14
     assert outcome.memory.rounds == 2
@@ -88,7 +88,7 @@ def test_several_owners_by_how_much_they_hold():
     length = math.sqrt(dot(wanted, wanted))
     assert dot(wanted, NORMAL) > 0
     outcome = run(Request.of(["ada", "dan"]), data, unlearning_rounds=1, recovery_rounds=0)
-    same(outcome, moved(START, [length * value / math.sqrt(1.5) for value in NORMAL]))
+    assert_ends_at(outcome, moved(START, [length * value / math.sqrt(1.5) for value in NORMAL]))
 
 
 def test_a_client_that_forgets_some_samples_is_both():
@@ -96,7 +96,7 @@ def test_a_client_that_forgets_some_samples_is_both():
     pull goes; what is left is orthogonal to (0.5, 1, 0), (0, 1, 1) and (0, 2, 0): nothing."""
     data = {**DATA, "dan": [((1, 0, 1), 1.5), ((0, 2, 0), 1)]}
     outcome = run(Request.of("ada", samples={"dan": [0]}), data, unlearning_rounds=1, recovery_rounds=0)
-    same(outcome, START)
+    assert_ends_at(outcome, START)
     assert outcome.cost.sample_gradients == 2 + 1 + 1 + 1 + 1  # bob 2, cyd 1, dan 1; ada 1, dan 1
     assert any("no direction was left" in sentence for sentence in outcome.warnings)
 
@@ -105,7 +105,7 @@ def test_where_the_retained_clients_feel_everything_no_step_is_made():
     """Two parameters, two independent retained gradients."""
     data = {"ada": [((1, 1), 1)], "bob": [((1, 0), 0)], "cyd": [((0, 1), 5)]}
     outcome = run(data=data, start=[1.0, 2.0], unlearning_rounds=2, recovery_rounds=0)
-    same(outcome, [1, 2])
+    assert_ends_at(outcome, [1, 2])
     assert outcome.details["orthogonal_share"] == [0.0, 0.0]
     assert "no direction was left" in outcome.warnings[0]
 

@@ -22,7 +22,7 @@ from expunge.unlearning.fine_tuning import (
 from expunge.unlearning.negation import NegationOptions, first_layer, negation
 from expunge.unlearning.registry import methods
 from expunge.unlearning.request import Request
-from unlearning.by_hand import averaged, engine_of, gradient, line, moved, same, trained
+from unlearning.by_hand import assert_ends_at, averaged, engine_of, gradient, line, moved, trained
 
 # bob's two samples are alike, so that it does not matter which of them a draw takes.
 DATA = {"ada": [((9, 9), 9)], "bob": [((1, 2), 3), ((1, 2), 3)], "cyd": [((0, 1), 5)]}
@@ -42,13 +42,13 @@ class TestFineTuning:
     def test_a_round_of_those_who_stay(self):
         """(2, 4) 2/3 + (0, -3) 1/3 = (4/3, 5/3), downhill at 0.1."""
         outcome = run(fine_tuning, FineTuningOptions())
-        same(outcome, [1 - 0.4 / 3, 2 - 0.5 / 3])
+        assert_ends_at(outcome, [1 - 0.4 / 3, 2 - 0.5 / 3])
         assert outcome.cost.sample_gradients == 3
         assert outcome.cost.rounds == 1
 
     def test_several_rounds(self):
         outcome = run(fine_tuning, FineTuningOptions(rounds=3))
-        same(outcome, a_round(a_round(a_round([1, 2]))))
+        assert_ends_at(outcome, a_round(a_round(a_round([1, 2]))))
         assert outcome.cost.sample_gradients == 9
 
     def test_the_round_is_remembered(self):
@@ -61,7 +61,7 @@ class TestFineTuning:
     def test_forgotten_samples_do_not_train(self):
         outcome = run(fine_tuning, FineTuningOptions(), Request.of("ada", samples={"bob": [0]}))
         theta = [1, 2]
-        same(
+        assert_ends_at(
             outcome,
             moved(theta, averaged([gradient(theta, [DATA["bob"][1]]), gradient(theta, DATA["cyd"])], [1, 1]), -0.1),
         )
@@ -72,7 +72,7 @@ class TestSameBudget:
     def test_whole_epochs_then_a_part(self):
         """5 = 3 + 2: the last 2 are one sample each, and the weights stay 2/3 and 1/3."""
         outcome = run(same_budget, SameBudgetOptions(budget=5))
-        same(outcome, a_round(a_round([1, 2])))
+        assert_ends_at(outcome, a_round(a_round([1, 2])))
         assert outcome.cost.sample_gradients == 5
         assert outcome.cost.rounds == 2
         assert outcome.details == {"budget": 5, "whole_rounds": 1, "samples_in_the_last": 2}
@@ -80,7 +80,7 @@ class TestSameBudget:
     def test_who_gets_no_sample_takes_no_part(self):
         """1 of 3: bob's share is the larger one."""
         outcome = run(same_budget, SameBudgetOptions(budget=1))
-        same(outcome, moved([1, 2], gradient([1, 2], DATA["bob"]), -0.1))
+        assert_ends_at(outcome, moved([1, 2], gradient([1, 2], DATA["bob"]), -0.1))
 
     def test_epochs_while_they_fit(self):
         """15 = 2 x 6 + 3: two rounds of two epochs, one of one."""
@@ -119,7 +119,7 @@ class TestNegation:
             model.bias.fill_(2)
         data = {"ada": [((9,), 9)], "bob": [((1,), 3), ((1,), 3)], "cyd": [((0,), 5)]}
         outcome = negation(engine_of(model, data), trained(model, data), ADA, NegationOptions(rounds=1))
-        same(outcome, [-1 + 0.4, -2 + 1.9 / 3])
+        assert_ends_at(outcome, [-1 + 0.4, -2 + 1.9 / 3])
         assert outcome.details == {"negated": ["weight", "bias"]}
         assert outcome.cost.sample_gradients == 3
 
@@ -133,7 +133,7 @@ class TestNegation:
             model[1].weight.fill_(2)
         data = {"ada": [((9,), 9)], "bob": [((1,), 3), ((1,), 3)], "cyd": [((2,), 5)]}
         outcome = negation(engine_of(model, data), trained(model, data), ADA, NegationOptions(rounds=1))
-        same(outcome, [-1 + 5.6 / 3, 2 - 2.8 / 3])
+        assert_ends_at(outcome, [-1 + 5.6 / 3, 2 - 2.8 / 3])
 
     def test_which_layer_is_the_first(self):
         assert first_layer(Layout.of(CNN())) == ("features.0.weight", "features.0.bias")
@@ -144,13 +144,13 @@ class TestNegation:
 
     def test_four_rounds_unless_said(self):
         outcome = run(negation, methods()["not"].options)
-        same(outcome, a_round(a_round(a_round(a_round([-1, -2])))))
+        assert_ends_at(outcome, a_round(a_round(a_round(a_round([-1, -2])))))
 
 
 class TestControls:
     def test_doing_nothing(self):
         found = run(methods()["do-nothing"].function, methods()["do-nothing"].options)
-        same(found, [1, 2])
+        assert_ends_at(found, [1, 2])
         assert found.cost == Cost()
         assert found.memory.clients == ("bob", "cyd")
 
@@ -164,5 +164,5 @@ class TestControls:
         assert (known.options.tau, known.options.influence_decay) == (0.5, False)
         bare = known.configured(recovery=None, scaling="none")
         outcome = bare(engine_of(line(1, 2), DATA), state, ADA)
-        same(outcome, [0.75, 2])
+        assert_ends_at(outcome, [0.75, 2])
         assert math.isclose(outcome.cost.sample_gradients, 0)

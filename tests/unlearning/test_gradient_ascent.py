@@ -17,7 +17,7 @@ from expunge.unlearning.projected_gradient_ascent import (
 )
 from expunge.unlearning.registry import methods
 from expunge.unlearning.request import Request
-from unlearning.by_hand import averaged, engine_of, gradient, line, moved, same, trained
+from unlearning.by_hand import assert_ends_at, averaged, engine_of, gradient, line, moved, trained
 
 # At theta = (1, 2). ada: residual 3 - 1 = 2, gradient (2, 2). bob: residuals 1 and 5 - 3 = 2, gradients (1, 0) and
 # (2, 4), mean (1.5, 2). cyd: residual 2 - 5 = -3, gradient (0, -3).
@@ -34,29 +34,29 @@ class TestGradientAscent:
     def test_up_the_loss_of_the_leaver(self):
         """(1, 2) + 0.1 (2, 2) = (1.2, 2.2); there the residual is 2.4: + 0.1 (2.4, 2.4) = (1.44, 2.44)."""
         outcome = climbed(Request.of("ada"), epochs=2, max_norm=100)
-        same(outcome, [1.44, 2.44])
+        assert_ends_at(outcome, [1.44, 2.44])
         assert outcome.cost.sample_gradients == 2
         assert outcome.details["steps"] == {"ada": 2}
         assert outcome.details["distance"] == pytest.approx(0.44 * ROOT)
 
     def test_clipped(self):
         """Both gradients point along (1, 1) and are longer than 1: two steps of 0.1 (1, 1) / sqrt 2."""
-        same(climbed(Request.of("ada"), epochs=2, max_norm=1), [1 + 0.2 / ROOT, 2 + 0.2 / ROOT])
+        assert_ends_at(climbed(Request.of("ada"), epochs=2, max_norm=1), [1 + 0.2 / ROOT, 2 + 0.2 / ROOT])
 
     def test_a_short_gradient_is_left_as_it_is(self):
-        same(climbed(Request.of("ada"), epochs=1, max_norm=2 * ROOT + 1e-9), [1.2, 2.2])
+        assert_ends_at(climbed(Request.of("ada"), epochs=1, max_norm=2 * ROOT + 1e-9), [1.2, 2.2])
 
     def test_several_owners_by_how_much_they_hold(self):
         """ada moves by (0.2, 0.2), bob by (0.15, 0.2); 1 and 2 samples: (0.5 / 3, 0.6 / 3)."""
-        same(climbed(Request.of(["ada", "bob"]), epochs=1, max_norm=100), [1 + 0.5 / 3, 2.2])
+        assert_ends_at(climbed(Request.of(["ada", "bob"]), epochs=1, max_norm=100), [1 + 0.5 / 3, 2.2])
 
     def test_only_the_samples_to_forget(self):
         """bob's second sample alone has the gradient (2, 4)."""
-        same(climbed(Request.of(samples={"bob": [1]}), epochs=1, max_norm=100), [1.2, 2.4])
+        assert_ends_at(climbed(Request.of(samples={"bob": [1]}), epochs=1, max_norm=100), [1.2, 2.4])
 
     def test_one_owner_wholly_and_one_partly(self):
         """ada (0.2, 0.2) and one sample of bob (0.2, 0.4), a sample each: not bob's whole count."""
-        same(climbed(Request.of("ada", samples={"bob": [1]}), epochs=1, max_norm=100), [1.2, 2.3])
+        assert_ends_at(climbed(Request.of("ada", samples={"bob": [1]}), epochs=1, max_norm=100), [1.2, 2.3])
 
     def test_defaults_are_the_papers(self):
         assert methods()["gradient-ascent"].options == GradientAscentOptions(epochs=10, max_norm=1.0)
@@ -83,7 +83,7 @@ class TestProjectedGradientAscent:
         """The residual at the reference is 2 + 0.4 / 3; one step of 0.1 times that along (1, 1)."""
         residual = 2 + 0.4 / 3
         outcome = projected()
-        same(outcome, moved(REFERENCE, [residual, residual], 0.1))
+        assert_ends_at(outcome, moved(REFERENCE, [residual, residual], 0.1))
         assert outcome.cost.sample_gradients == 2  # a local epoch and an epoch of ascent
         assert outcome.cost.rounds == 2
 
@@ -91,31 +91,31 @@ class TestProjectedGradientAscent:
     def test_never_out_of_the_ball_around_the_reference(self, epochs):
         """The step of 0.3 is cut to the radius, 0.1 along (1, 1) / sqrt 2, and so are all that follow."""
         outcome = projected(radius=0.1, ascent_epochs=epochs)
-        same(outcome, moved(REFERENCE, [1 / ROOT, 1 / ROOT], 0.1))
+        assert_ends_at(outcome, moved(REFERENCE, [1 / ROOT, 1 / ROOT], 0.1))
         assert outcome.details["radius"] == 0.1
         assert outcome.details["distance_from_the_reference"] == pytest.approx(0.1)
 
     def test_clipped(self):
-        same(projected(max_norm=1.0), moved(REFERENCE, [1 / ROOT, 1 / ROOT], 0.1))
+        assert_ends_at(projected(max_norm=1.0), moved(REFERENCE, [1 / ROOT, 1 / ROOT], 0.1))
 
     def test_several_owners(self):
         """ada and bob hold 3 of 4 samples: the reference lies at theta - (1 (-0.2, -0.2) + 2 (-0.15, -0.2)) / 1."""
         reference = [1.5, 2.6]
         climbs = [gradient(reference, DATA[name]) for name in ("ada", "bob")]
-        same(projected(Request.of(["ada", "bob"])), moved(reference, averaged(climbs, [1, 2]), 0.1))
+        assert_ends_at(projected(Request.of(["ada", "bob"])), moved(reference, averaged(climbs, [1, 2]), 0.1))
 
     def test_samples_are_a_client_of_their_own(self):
         """One sample of bob's, gradient (2, 4): w = 1/4 again, and its other sample is not touched."""
         reference = [1 + 0.2 / 3, 2 + 0.4 / 3]
         outcome = projected(Request.of(samples={"bob": [1]}))
-        same(outcome, moved(reference, gradient(reference, [DATA["bob"][1]]), 0.1))
+        assert_ends_at(outcome, moved(reference, gradient(reference, [DATA["bob"][1]]), 0.1))
 
     def test_recovery_by_the_clients_that_stay(self):
         """From the edge of the ball a round of bob and cyd, who hold 2 and 1 samples."""
         start = moved(REFERENCE, [1 / ROOT, 1 / ROOT], 0.1)
         pull = averaged([gradient(start, DATA["bob"]), gradient(start, DATA["cyd"])], [2, 1])
         outcome = projected(radius=0.1, recovery_rounds=1)
-        same(outcome, moved(start, pull, -0.1))
+        assert_ends_at(outcome, moved(start, pull, -0.1))
         assert outcome.cost.sample_gradients == 2 + 3
         assert outcome.memory.rounds == 2
 
@@ -125,8 +125,8 @@ class TestProjectedGradientAscent:
         longer = ServerState(state.model, state.schedule.__class__(0.1, 2, 1, 100, epochs=2), state.memory)
         reference = [1.12, 2.12]
         residual = 3.24 - 1
-        same(projected(state=longer), moved(reference, [residual, residual], 0.1))
-        same(projected(local_epochs=2), moved(reference, [residual, residual], 0.1))
+        assert_ends_at(projected(state=longer), moved(reference, [residual, residual], 0.1))
+        assert_ends_at(projected(local_epochs=2), moved(reference, [residual, residual], 0.1))
 
     def test_the_radius_is_a_third_of_the_distance_to_random_models(self):
         """Of two entries a shuffle swaps some: a distance of |a - b| sqrt 2, else 0; in between lies the mean."""

@@ -1,34 +1,19 @@
-"""Models that experiments share: a cell is one model to be made, kept on disk under what determines it.
-
-A finished cell is never made again, whichever experiment asks for it; a crash loses the one that was being made. Since
-models are kept, a new measure needs no new training.
-
-    ROOT/bench.json                     the format and version of everything below
-    ROOT/cells/KIND-DIGEST/cell.json    what it is, what it cost, what was noticed
-    ROOT/cells/KIND-DIGEST/*.safetensors
-"""
+"""Models that experiments share: a cell is one model to be made, determined by its fields alone; store.py keeps it."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import expunge
 from expunge.bench.adversary import Tampering
-from expunge.bench.files import appear, load_state, read_json, require_writable, save_state, tidy
-from expunge.bench.scenario import Federation, Scenario
+from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget
-from expunge.bench.whole import write_whole
 from expunge.core.vectors import Snapshot
-from expunge.errors import NumericalError, RequestError
+from expunge.errors import NumericalError
 from expunge.federation.engine import Cost, Engine, measured
-from expunge.federation.fedavg import Keep, Schedule, ServerState, derived_seed, train
+from expunge.federation.fedavg import Keep, ServerState, derived_seed, train
 from expunge.federation.local import LocalEngine
 from expunge.federation.shards import train_sharded
 from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, Train
@@ -36,8 +21,8 @@ from expunge.federation.workbench import SIDE_BY_SIDE
 from expunge.unlearning.registry import Method, method
 from expunge.unlearning.retrain import RetrainOptions, retrain
 
-FORMAT = 1
-"""Of the folder; another one is refused."""
+if TYPE_CHECKING:  # the store makes cells, and cells find in it what they need
+    from expunge.bench.store import Store
 
 ALL_SAMPLES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 MODEL_WORK = {"resnet18": 60.0, "vit-lite": 20.0, "cnn": 3.0, "digits-net": 0.3, "softmax": 0.1}
@@ -46,17 +31,8 @@ UPDATES_EVERY = 2
 SHARDS, SLICES = 3, 2
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """A finished cell: the state that it made, and the record beside it."""
-
-    state: ServerState
-    cost: Cost
-    record: dict[str, Any]
-
-
 @dataclass(frozen=True)
-class Cell:
+class Cell(ABC):
     """One model to be made."""
 
     kind: ClassVar[str]
@@ -78,9 +54,9 @@ class Cell:
         plan, samples = self.scenario.plan, self.scenario.train_samples or ALL_SAMPLES[self.scenario.dataset]
         return plan.rounds * plan.epochs * plan.participation * samples * MODEL_WORK.get(self.scenario.model, 1.0)
 
+    @abstractmethod
     def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
         """Do the work: the state, what it cost, and what is to be written down."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -240,113 +216,3 @@ def warm_up(engine: LocalEngine, model: Snapshot, scenario: Scenario) -> None:
     few = Draw(2 * plan.batch_size, seed)
     tasks = {n: Train(model, 1, plan.batch_size, plan.learning_rate, seed, draw=few) for n in other.clients()}
     other.ask(dict(list(tasks.items())[:SIDE_BY_SIDE]))
-
-
-class Store:
-    """The kept cells of one folder.
-
-    Args:
-        root: made where it is missing; one of another version is refused.
-        device: where models are made; those of one device are never taken for another's.
-        data_dir: where the datasets are.
-    """
-
-    def __init__(self, root: Path, device: str = "cpu", data_dir: Path | None = None) -> None:
-        self.root, self.device, self.data_dir = root, device, data_dir
-        require_writable(root)
-        mark, own = root / "bench.json", {"format": FORMAT, "expunge": expunge.__version__}
-        tidy(root / "cells")
-        if mark.exists():
-            found = read_json(mark)
-            if found != own:
-                raise RequestError(
-                    f"{root} was written by expunge {found.get('expunge')} (format {found.get('format')}), this is "
-                    f"{expunge.__version__} (format {FORMAT}): choose another folder, results are not mixed."
-                )
-        elif root.exists() and any(root.iterdir()):
-            raise RequestError(f"{root} is not empty and not a folder of bench: choose another one.")
-        else:
-            write_whole(mark, json.dumps(own) + "\n")
-
-    def path(self, cell: Cell) -> Path:
-        """Where the cell is, or will be."""
-        return self.root / "cells" / f"{cell.kind}-{digest(cell, self.device)}"
-
-    def has(self, cell: Cell) -> bool:
-        """Whether it is finished, with all that is asked of it."""
-        file = self.path(cell) / "cell.json"
-        if not file.exists():
-            return False
-        return not cell.keeps_more or bool(read_json(file).get("updates"))
-
-    def make(self, cell: Cell) -> None:
-        """Make it, with what it needs, unless it is there."""
-        if self.has(cell):
-            return
-        for other in cell.needs:
-            self.make(other)
-        state, cost, record = cell.make(self)
-        schedule = dataclasses.asdict(state.schedule) if state.schedule is not None else None
-        content = {"cell": described(cell), "cost": cost.as_dict(), "schedule": schedule, **record}
-        federation = self.federation(cell.scenario)
-
-        def fill(folder: Path) -> None:
-            save_state(state, federation, folder)
-            (folder / "cell.json").write_text(json.dumps(content, indent=2) + "\n")
-
-        appear(self.path(cell), fill)
-
-    def kept(self, cell: Cell) -> Kept:
-        """A finished cell."""
-        record = read_json(self.path(cell) / "cell.json")
-        schedule = Schedule(**record["schedule"]) if record["schedule"] else None
-        state = load_state(self.federation(cell.scenario), self.path(cell), schedule)
-        return Kept(state, Cost(**record["cost"]), record)
-
-    def federation(self, scenario: Scenario) -> Federation:
-        """The scenario made real; the last one is remembered."""
-        return _federation(json.dumps(scenario.as_dict()), self.data_dir, self.device)
-
-    def engine(self, scenario: Scenario) -> tuple[Federation, LocalEngine]:
-        """The federation and a new engine on it."""
-        federation = self.federation(scenario)
-        return federation, federation.engine()
-
-
-@functools.lru_cache(maxsize=2)
-def _federation(scenario: str, data_dir: Path | None, device: str) -> Federation:
-    return Scenario.from_dict(json.loads(scenario)).build(data_dir, device=device)
-
-
-def described(cell: Cell) -> dict[str, Any]:
-    """What determines the cell's model, for JSON: a method's options are written out, so that a new default is seen."""
-    parts = {
-        part.name: getattr(cell, part.name) for part in dataclasses.fields(cell) if not part.metadata.get("content")
-    }
-    if isinstance(cell, ForgottenCell):
-        parts |= {"contender": cell.contender.method, "options": vars(cell.configured().options)}
-        if cell.contender.budget_of is not None:
-            parts["budget_of"] = described(dataclasses.replace(cell, contender=cell.contender.budget_of))
-        parts["before"] = described(cell.before)
-    if isinstance(cell, ShardedCell):
-        parts |= {"shards": SHARDS, "slices": SLICES}
-    if isinstance(cell, TrainedCell) and cell.updates:
-        parts["updates_every"] = UPDATES_EVERY
-    return {"kind": cell.kind, **{name: _plain(value) for name, value in parts.items()}}
-
-
-def digest(cell: Cell, device: str) -> str:
-    """A short name for what determines the cell's model."""
-    content = described(cell)
-    content.pop("updates_every", None)  # kept beside the model, which does not depend on it
-    return hashlib.sha256(json.dumps([content, device], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value

@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from expunge.bench.cells import Store
 from expunge.bench.results import Results
 from expunge.bench.runner import Experiment, run
 from expunge.bench.scales import LEAVER, Scale
 from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting
+from expunge.bench.store import Store
 from expunge.data import Backdoor
 from expunge.federation.fedavg import Progress, TrainingPlan
 from expunge.unlearning.registry import RECOVERY

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from expunge.bench.adversary import LIES
-from expunge.bench.cells import Kept, Store
 from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
 from expunge.bench.scales import LEAVER, Scale
 from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting
+from expunge.bench.store import Kept, Store
 from expunge.bench.studies import conditioning, perturbation
 from expunge.bench.verdict import CLEAN_SEEDS, SEEDS, run_verdicts
 from expunge.core.bounds import cg_rate

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from expunge.bench.cells import Cell, ForgottenCell, Kept, RetrainedCell, ShardedCell, Store, TrainedCell
+from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, Measured, retrain_noise
 from expunge.bench.results import Row, Series
 from expunge.bench.scenario import Federation
 from expunge.bench.settings import Contender, Setting, together
+from expunge.bench.store import Kept, Store
 from expunge.core.vectors import Snapshot
 from expunge.federation.engine import Cost
 from expunge.unlearning.registry import method

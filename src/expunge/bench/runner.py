@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, Store, TrainedCell
+from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.evaluation import noise_ranges
 from expunge.bench.measuring import Curves, Part, compared_steps, measure
 from expunge.bench.results import Results, Series, Variant, environment
 from expunge.bench.scales import Scale
 from expunge.bench.settings import Setting, together
+from expunge.bench.store import Store
 from expunge.bench.workers import Workers, one_by_one, side_by_side
 from expunge.data import is_there, load
 from expunge.federation.fedavg import Progress

@@ -17,7 +17,7 @@ from expunge.audit.functional import accuracy, predict
 from expunge.audit.measures import POINT
 from expunge.audit.tricks import early_plan, most_frequent, relearning_epochs, tricks
 from expunge.audit.verdict import RETRAINS, Verdict
-from expunge.bench.cells import Cell, RetrainedCell, Store, TrainedCell
+from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.measuring import Part
 from expunge.bench.results import Results, Row, Series, Variant, environment
@@ -25,6 +25,7 @@ from expunge.bench.runner import all_done, described, make_all, missing_cells
 from expunge.bench.scales import LEAVER
 from expunge.bench.scenario import Federation, Scenario
 from expunge.bench.settings import Forget, Setting
+from expunge.bench.store import Store
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
