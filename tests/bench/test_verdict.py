@@ -84,6 +84,7 @@ class TestStudy:
         case = Case(ATTACKED, TINY.with_seed(10), "client-3", 3)
         federation, plan = store.federation(case.scenario), dataclasses.replace(TINY.with_seed(10).plan, rounds=1)
         by_hand = train(federation.engine(), federation.initial(), plan).model
+        store.make(case.early)
         assert store.kept(case.early).state.model.digest == by_hand.digest
 
     def test_what_the_verdict_gets(self, store):
