@@ -36,6 +36,10 @@ class Line:
     noise: bool = False
 
 
+_NEARNESS: dict[str, Judgement] = {"EQUIVALENT": "near", "UNDECIDED": "between"}
+"""How a verdict is marked; all others are far."""
+
+
 def table_lines(results: Results) -> list[Line]:
     """The table's content for one variant, whatever it is then drawn with; the last lines are retraining's noise.
 
@@ -110,7 +114,7 @@ def _verdict(results: Results, method: str) -> Cell:
     if not verdicts:
         return Cell(MISSING)
     counts = Counter(verdicts).most_common()
-    judgement: Judgement = {"EQUIVALENT": "near", "UNDECIDED": "between"}.get(counts[0][0], "far")  # type: ignore[assignment]
+    judgement = _NEARNESS.get(counts[0][0], "far")
     text = counts[0][0].lower()
     if len(counts) > 1:
         text = ", ".join(f"{verdict.lower()} {count}" for verdict, count in counts)
