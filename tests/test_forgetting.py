@@ -1,5 +1,7 @@
 """The facade on models and data of one's own."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -74,7 +76,7 @@ def test_it_is_the_method_behind_it():
     model, memory = trained()
     outcome = forget(model, DATA, "ada", memory=memory, use="hf-kcu-trajectory", iterations=4, seed=3, **SCHEDULE)
     state = train(LocalEngine(mlp(), CrossEntropy(), DATA), Snapshot.of(mlp()), PLAN)
-    options = TRAJECTORY.__class__(source="trajectory", iterations=4, seed=3, damping=1 / (0.2 * 6 * 3))
+    options = dataclasses.replace(TRAJECTORY, iterations=4, seed=3, damping=1 / (0.2 * 6 * 3))
     direct = hf_kcu(LocalEngine(mlp(), CrossEntropy(), DATA), state, Request.of("ada"), options)
     assert outcome.state.model.digest == direct.state.model.digest
 

@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from expunge.errors import DataError, ExpungeError, ModelError, NumericalError, RequestError
+from expunge.errors import DataError, ExpungeError, ModelError, NumericalError, RequestError, SiteError
 from expunge.federation.memory import Memory
 from expunge.forgetting import forget
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
@@ -19,6 +19,7 @@ __all__ = [
     "Outcome",
     "Recovery",
     "RequestError",
+    "SiteError",
     "forget",
     "methods",
 ]

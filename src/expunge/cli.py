@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +19,6 @@ from expunge.audit.verdict import RETRAINS
 from expunge.bench.auditing import audit, retrain_more, retrain_options
 from expunge.bench.demo import SCENARIO, SEEDS, run_demo
 from expunge.bench.experiments import EXPERIMENTS, experiment
-from expunge.bench.files import require_new, require_writable
 from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder
 from expunge.bench.runner import require_data
@@ -28,6 +29,7 @@ from expunge.bench.store import Store
 from expunge.data import DATASETS, Backdoor
 from expunge.errors import ExpungeError, RequestError
 from expunge.federation.fedavg import Keep, TrainingPlan, train
+from expunge.federation.files import require_new, require_writable
 from expunge.models import MODELS
 from expunge.progress import progress_bars, watch_rounds
 from expunge.report import publish, publish_audit, terminal_audit, terminal_tables
@@ -43,6 +45,7 @@ app = typer.Typer(
     epilog="Start with [bold]expunge demo[/bold]. Any command: --help. Tab completion: --install-completion.",
     pretty_exceptions_enable=False,
 )
+ENGINES = ("local", "flower-simulation", "flower")
 output, messages = Console(), Console(stderr=True)
 _debug = {"on": False}
 
@@ -91,15 +94,26 @@ def _root(
 @app.command(epilog="Example: [bold]expunge demo --out runs/demo[/bold]")
 def demo(
     out: Annotated[Path, typer.Option(help="Where results, plots and the report go.")] = Path("runs/demo"),
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = ",".join(map(str, SEEDS)),
+    seeds: Annotated[
+        str | None,
+        typer.Option(help=f"By default {','.join(map(str, SEEDS))}; in Flower the first."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help=f"Where the clients are: {', '.join(ENGINES)}.")] = "local",
     as_json: JsonOption = False,
 ) -> None:
     """Train a small federation with a poisoned client, forget it in several ways, compare with retraining.
 
     Uses the handwritten digits that come with scikit-learn: no files, no network, under two minutes on two cores.
+    --engine flower-simulation sends every message through Flower's simulation, which takes longer; --engine flower
+    starts a Flower deployment on this machine, with keys and certificates, and forgets a site that is switched off.
     """
-    numbers = _numbers(seeds, "--seeds")
+    if engine not in ENGINES:
+        raise RequestError(f"--engine can be {', '.join(ENGINES)}, not {engine!r}.")
     require_writable(out)
+    if engine == "flower":
+        _deployed_demo(out, seeds, as_json)
+        return
+    numbers = _numbers(seeds, "--seeds") if seeds is not None else list(SEEDS if engine == "local" else SEEDS[:1])
     backdoor = SCENARIO.backdoors[LEAVER]
     messages.print(
         f"{SCENARIO.clients} clients train a digit classifier together. One of them, [bold]{LEAVER}[/], "
@@ -108,7 +122,8 @@ def demo(
         highlight=False,
     )
     with progress_bars(messages) as progress:
-        results = run_demo(numbers, progress=progress)
+        in_flower = engine == "flower-simulation"
+        results = run_demo(numbers, engine="flower-simulation" if in_flower else "local", progress=progress)
     _publish(results, out, show_table=not as_json)
     if as_json:
         print((out / "results.json").read_text())
@@ -140,7 +155,8 @@ def bench_command(
     numbers = _numbers(seeds, "--seeds") if seeds is not None else None
     for each in chosen:
         require_data(each.settings(size), data_dir)
-    store = Store(out / size.name, _device(device), data_dir)
+    elsewhere = device == "cuda" and (out / size.name / "measured").exists()  # is put together without a GPU, too
+    store = Store(out / size.name, device if elsewhere else _device(device), data_dir)
     if size.name == "small" and size.base.dataset == "digits" and any(each.settings(size) for each in chosen):
         _tell("Fashion-MNIST is not in the data folder (see --data-dir), so this runs on digits.")
     for each in chosen:
@@ -310,6 +326,20 @@ def methods_command() -> None:
     """List the methods that can forget."""
     for name, known in sorted(methods().items()):
         output.print(f"[bold]{name:28}[/] {known.summary}")
+
+
+def _deployed_demo(out: Path, seeds: str | None, as_json: bool) -> None:
+    """Run the deployment example; it stops everything that it started, also after Ctrl-C."""
+    if seeds is not None:
+        raise RequestError("--engine flower has a federation of its own, without --seeds.")
+    script = Path(expunge.__file__).parents[2] / "examples" / "flower-deployment" / "deploy.py"
+    if not script.exists():
+        raise RequestError("--engine flower runs an example of the source folder, and there is none here: clone it.")
+    sys.argv = [str(script), "--out", str(out)]
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        runpy.run_path(str(script), run_name="__main__")
+    if as_json:
+        print((out / "results.json").read_text())
 
 
 def _requests(folder: RunFolder) -> dict[str, Request]:

@@ -19,3 +19,7 @@ class ModelError(ExpungeError):
 
 class NumericalError(ExpungeError):
     """A computation met numbers it cannot go on with, such as negative curvature at the first step."""
+
+
+class SiteError(ExpungeError):
+    """A site of a federation did not answer in time, speaks another version, or failed at its task."""

@@ -35,6 +35,7 @@ def forget(
     local_steps: float | None = None,
     rounds: int | None = None,
     batch_size: int = 64,
+    validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
     use: str = "hf-kcu",
     progress: bool = True,
     **options: Any,
@@ -54,6 +55,7 @@ def forget(
         local_steps: SGD steps that a client made in one round, on average.
         rounds: of the training; by default as many as the memory recorded.
         batch_size: of the training, for a recovery round.
+        validation: samples of your own: how long a step may be is then decided on them, not on the clients' word.
         use: the method's name.
         progress: show a bar while it works, on a terminal.
         options: any option of that method, such as ``iterations=20`` or ``recovery=True``.
@@ -75,10 +77,11 @@ def forget(
     schedule = _schedule(learning_rate, local_steps, rounds, batch_size)
     state = ServerState(Snapshot.of(model), schedule, memory)
     trained_with = as_loss(loss, l2)
-    engine = LocalEngine(model, trained_with, clients)
+    engine = LocalEngine(model, trained_with, clients, validation=validation)
     request = Request.of(leaving, samples)
     request.parties(engine.clients(), memory.clients if memory is not None else ())  # a bad request is told first
-    _require_fitting(model, state.model, clients, trained_with)
+    own = {} if validation is None else {"validation": validation}
+    _require_fitting(model, state.model, {**clients, **own}, trained_with)
     with progress_bars() if progress else nullcontext() as bars:
         if bars is not None:
             watch_rounds(engine, chosen.options, bars)

@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from expunge.audit.membership import loss_threshold_attack, matched_weights
+from expunge.audit.membership import _balanced, _best_threshold, loss_threshold_attack, matched_weights
 from expunge.errors import DataError
 
 
@@ -123,3 +125,27 @@ def test_what_does_not_fit_is_refused():
         loss_threshold_attack(normal(3, 0), one_group(2), normal(3, 0), one_group(3))
     with pytest.raises(DataError, match="No non-member"):
         loss_threshold_attack(normal(3, 0), one_group(3), normal(3, 0), one_group(3) + 1)
+
+
+@given(st.integers(0, 10_000))
+def test_the_best_threshold_is_that_of_trying_them_all(seed):
+    chance = np.random.default_rng(seed)
+    size = int(chance.integers(2, 60))
+    scores, truth = np.round(chance.normal(size=size), 1), chance.integers(0, 2, size).astype(float)
+    weight = chance.random(size) + 0.01
+    seen = np.unique(scores)
+    every = [seen[0], *((seen[1:] + seen[:-1]) / 2), np.inf]
+    best = max(_balanced(scores >= limit, truth, weight) for limit in every)
+    found = _best_threshold(scores, truth, weight)
+    assert found in every
+    assert _balanced(scores >= found, truth, weight) == pytest.approx(best, abs=1e-9)
+
+
+def test_ten_thousand_samples_are_attacked_at_once():
+    """Trying every threshold would take minutes."""
+    generator = torch.Generator().manual_seed(0)
+    members, others = (torch.rand(10_000, generator=generator) for _ in range(2))
+    groups = torch.zeros(10_000, dtype=torch.int64)
+    started = time.perf_counter()
+    assert 0.47 < loss_threshold_attack(members, groups, others, groups).success_rate < 0.53
+    assert time.perf_counter() - started < 5

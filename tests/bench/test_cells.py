@@ -8,7 +8,6 @@ import torch
 
 from expunge.bench.adversary import LIES, Tampering
 from expunge.bench.cells import ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
-from expunge.bench.files import appear, tidy
 from expunge.bench.measuring import FAILED, measure
 from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.scenario import Federation
@@ -17,6 +16,7 @@ from expunge.bench.store import Store
 from expunge.data import Backdoor
 from expunge.errors import RequestError
 from expunge.federation.fedavg import TrainingPlan, train
+from expunge.federation.files import appear, tidy
 from expunge.federation.local import LocalEngine
 from expunge.federation.tasks import Gradient
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
+import torch
 
 from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.experiments import EVERYONE, EXPERIMENTS, OURS, experiment
@@ -13,7 +15,7 @@ from expunge.bench.runner import cells, run
 from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
-from expunge.errors import RequestError
+from expunge.errors import DataError, RequestError
 from expunge.report import publish
 from expunge.unlearning.registry import methods
 
@@ -75,11 +77,11 @@ def test_every_table_has_every_system_of_the_paper_and_the_controls():
     assert registered <= compared
 
 
-def test_the_control_gets_exactly_the_budget_of_the_trajectory(store):
+def test_the_control_gets_exactly_the_budget_of_the_default(store):
     run(experiment("main"), SMOKE, SMOKE.seeds, store, workers=1)
     scenario = SMOKE.base.with_seed(10)
     control = next(contender for contender in EVERYONE if contender.budget_of is not None)
-    assert control.budget_of.method == "hf-kcu-trajectory"
+    assert control.budget_of.method == "hf-kcu"
     tuned, ours = (
         store.kept(ForgottenCell(scenario, contender, (Forget((LEAVER,)),)))
         for contender in (control, control.budget_of)
@@ -172,9 +174,18 @@ def test_paper_scale_is_the_papers_protocol():
     assert (base.dataset, base.model, base.clients, base.alpha) == ("cifar10", "cnn", 10, 0.5)
     assert (plan.rounds, plan.epochs, plan.batch_size, plan.learning_rate) == (20, 5, 64, 0.01)
     assert min(paper.seeds) >= 10
-    printed, strong = experiment("backdoor").settings(paper)
-    assert (printed.scenario.backdoors[LEAVER].size, printed.scenario.backdoors[LEAVER].boost) == (4, 1.0)
-    assert (strong.scenario.backdoors[LEAVER].size, strong.scenario.backdoors[LEAVER].boost) == (6, 4.0)
+    attacks = {
+        setting.label: [(b.size, b.boost) for b in setting.scenario.backdoors.values()]
+        for setting in experiment("backdoor").settings(paper)
+    }
+    assert attacks == {
+        "cifar10, printed protocol": [(4, 1.0)],
+        "cifar10, strong": [(6, 4.0)],
+        "fashion-mnist, printed protocol": [(4, 1.0)],
+        "fashion-mnist, strong": [(6, 4.0)],
+        "mnist, printed protocol": [(4, 1.0)],
+        "mnist, strong": [(4, 2.0)],
+    }
     assert [setting.scenario.alpha for setting in experiment("heterogeneity").settings(paper)] == [0.1, 0.5, 1.0]
     assert [setting.scenario.clients for setting in experiment("clients").settings(paper)] == [10, 100, 200]
     (leaving,) = experiment("sequential").settings(paper)
@@ -183,5 +194,49 @@ def test_paper_scale_is_the_papers_protocol():
     assert set(leaving.scenario.backdoors) <= {name for forget in leaving.forgets for name in forget.clients}
     assert compared_steps(len(leaving.forgets)) == [1, 5]
     assert [len(s.forgets[0].clients) for s in experiment("several").settings(paper)] == [2, 3, 5]
-    forgotten = [f for each in EXPERIMENTS.values() for setting in each.settings(paper) for f in setting.forgets]
+    every = [s for each in EXPERIMENTS.values() for s in each.seeded(paper, each.default_seeds(paper))]
+    forgotten = [forget for setting in every for forget in setting.forgets]
     assert not any("client-0" in (*forget.clients, *forget.triggered) for forget in forgotten)
+
+
+def test_at_the_papers_scale_another_client_leaves_for_every_seed():
+    paper, each = scale_of("paper"), experiment("backdoor")
+    assert each.default_seeds(paper) == (10, 11, 12, 13, 14)
+    settings = each.seeded(paper, each.default_seeds(paper))
+    assert [s.scenario.seed for s in settings[:6]] == [10, 11, 12, 13, 14, 10]
+    leaving = [setting.forgets[0].clients for setting in settings[:5]]
+    assert len(set(leaving)) == 5
+    for setting in settings:  # who is attacked is who leaves
+        assert tuple(setting.scenario.backdoors) == setting.forgets[0].clients
+    small = scale_of("smoke")
+    assert {s.forgets[0].clients for s in each.seeded(small, (10, 11))} == {(small.leaver,)}
+
+
+def test_what_was_measured_is_put_together_without_the_models(store, tmp_path):
+    """Seeds measured elsewhere: their small files suffice, and say where they were measured."""
+    first = run(experiment("functional"), SMOKE, (10,), store, workers=1)
+    second = run(experiment("functional"), SMOKE, (11,), store, workers=1)
+    elsewhere = Store(tmp_path / "elsewhere")
+    shutil.copytree(store.root / "measured", elsewhere.root / "measured")
+    both = run(experiment("functional"), SMOKE, (10, 11), elsewhere, workers=1)
+    assert not list(elsewhere.root.glob("cells/*"))
+    assert both.rows == [*first.rows, *second.rows]
+    assert both.environment["torch"] == first.environment["torch"]
+    variant = both.variants["digits"]
+    for name, own in variant.noise.items():
+        parts = [results.variants["digits"].noise[name] for results in (first, second)]
+        assert own["low"] == min(part["low"] for part in parts)
+        assert own["high"] == max(part["high"] for part in parts)
+
+
+def test_a_damaged_measurement_is_refused_and_a_missing_gpu_is_said(store, tmp_path):
+    run(experiment("functional"), SMOKE, (10,), store, workers=1)
+    elsewhere = Store(tmp_path / "elsewhere")
+    shutil.copytree(store.root / "measured", elsewhere.root / "measured")
+    for file in (elsewhere.root / "measured").iterdir():
+        file.write_text('{"rows": [{"method": "x"}], "series": []}')
+    with pytest.raises(DataError, match="damaged"):
+        run(experiment("functional"), SMOKE, (10,), elsewhere, workers=1)
+    if not torch.cuda.is_available():
+        with pytest.raises(RequestError, match="no GPU here"):
+            run(experiment("functional"), SMOKE, (10,), Store(tmp_path / "gpu", device="cuda"), workers=1)

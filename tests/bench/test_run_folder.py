@@ -6,11 +6,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
-from expunge.bench.files import require_new
 from expunge.bench.run_folder import RunFolder, folder_name
 from expunge.bench.scenario import Scenario
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
 from expunge.federation.fedavg import TrainingPlan, train
+from expunge.federation.files import require_new
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain

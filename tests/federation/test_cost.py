@@ -7,7 +7,7 @@ from torch import nn
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.engine import ask_mean, expect, measured
+from expunge.federation.engine import ask_each, ask_mean, measured
 from expunge.federation.fedavg import TrainingPlan, train
 from expunge.federation.local import LocalEngine
 from expunge.federation.tasks import (
@@ -155,10 +155,10 @@ class TestEngine:
             rest.ask({"a": Gradient(at)})
 
     def test_replies_of_another_kind_are_refused(self):
-        reply = Sum(torch.zeros(1), 1, 0.0)
-        assert expect({"a": reply}, Sum) == {"a": reply}
+        engine, tasks = engine_of(a=2), {"a": Gradient(Snapshot.of(linear()))}
+        assert isinstance(ask_each(engine, tasks, Sum)["a"], Sum)
         with pytest.raises(NumericalError, match="'a' replied Sum where Trained"):
-            expect({"a": reply}, Trained)
+            ask_each(engine, tasks, Trained)
 
     def test_rounds_are_told(self):
         engine, seen = engine_of(a=2), []

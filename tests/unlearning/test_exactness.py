@@ -117,7 +117,7 @@ def test_as_printed_the_step_is_next_to_nothing():
 def test_an_influence_step_cut_by_the_trust_region_keeps_the_retained_loss():
     federation = digits_softmax(0.001)
     trained = federation.state(federation.optimum())
-    options = dataclasses.replace(EXACT, scaling="trust-region", tau=0.0)
+    options = dataclasses.replace(EXACT, scaling="trust-region", tau=0.01)
     step = hf_kcu(federation.engine(), trained, Request.of("client-0"), options).details["steps"][0]
     assert step["retained_loss_after"] <= step["retained_loss_before"]
     assert step["length"] == 1.0

@@ -163,11 +163,23 @@ def _success_rate(scores: np.ndarray, truth: np.ndarray, weight: np.ndarray, see
     halves = (order[::2], order[1::2])
     rates = []
     for chosen, used in (halves, halves[::-1]):
-        seen = np.unique(scores[chosen])
-        candidates = np.concatenate([[seen[0]], (seen[1:] + seen[:-1]) / 2, [np.inf]])
-        best = max(candidates, key=lambda limit: _balanced(scores[chosen] >= limit, truth[chosen], weight[chosen]))
+        best = _best_threshold(scores[chosen], truth[chosen], weight[chosen])
         rates.append(_balanced(scores[used] >= best, truth[used], weight[used]))
     return float(np.mean(rates))
+
+
+def _best_threshold(scores: np.ndarray, truth: np.ndarray, weight: np.ndarray) -> float:
+    """The threshold, between two scores or beside all of them, with the largest balanced accuracy; the lowest such."""
+    seen, which = np.unique(scores, return_inverse=True)
+    candidates = np.concatenate([[seen[0]], (seen[1:] + seen[:-1]) / 2, [np.inf]])
+    below = []
+    for own in (truth == 1, truth == 0):
+        mass = np.bincount(which[own], weights=weight[own], minlength=len(seen))
+        below.append(
+            np.concatenate([[0.0], np.cumsum(mass) / mass.sum()]) if own.any() else np.full(len(candidates), 0.5)
+        )
+    members, others = below
+    return float(candidates[np.argmax(np.round(others - members, 12))])
 
 
 def _balanced(guess: np.ndarray, truth: np.ndarray, weight: np.ndarray) -> float:

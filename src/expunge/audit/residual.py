@@ -12,7 +12,7 @@ from torch import Tensor
 from expunge.core.krylov import conjugate_gradient
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, ask_mean, expect
+from expunge.federation.engine import Engine, ask_each, ask_mean
 from expunge.federation.tasks import CurvatureProduct, Gradient, Indices, Sum
 
 PROBE_LENGTH = 0.01
@@ -85,7 +85,8 @@ def _mean_gradient(engine: Engine, model: Snapshot, retained: Mapping[str, Indic
     """The retained gradient in float64, and ``sqrt(n)`` times the mean norm of the clients' own."""
     if not retained:
         raise RequestError("Nobody is retained, so there is no model to compare with: start a new one.")
-    replies = expect(engine.ask({name: Gradient(model, exclude=out) for name, out in retained.items()}), Sum).values()
+    tasks = {name: Gradient(model, exclude=out) for name, out in retained.items()}
+    replies = ask_each(engine, tasks, Sum).values()
     samples = sum(reply.count for reply in replies)
     mean = weighted_sum((reply.total.double() for reply in replies), (1.0 / samples for _ in replies))
     return mean, sum(_norm(reply.total) for reply in replies) / math.sqrt(samples)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, NumericalError, RequestError
-from expunge.federation.engine import Engine, expect
+from expunge.federation.engine import Engine, ask_each
 from expunge.federation.fedavg import Keep, ServerState, TrainingPlan, aggregate, train
 from expunge.federation.tasks import Indices, Trained
 from expunge.unlearning.fine_tuning import FineTuningOptions, fine_tuning
@@ -177,7 +177,7 @@ def _owners_epoch(
     engine: Engine, model: Snapshot, plan: TrainingPlan, number: int, left_out: Mapping[str, Indices]
 ) -> Snapshot:
     tasks = {name: plan.task(model, number, name, others) for name, others in left_out.items()}
-    return aggregate(model, expect(engine.ask(tasks), Trained))
+    return aggregate(model, ask_each(engine, tasks, Trained))
 
 
 def _all_but(indices: Indices | None, count: int) -> Indices:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from expunge.errors import RequestError
+from expunge.federation.client import Client
 from expunge.federation.engine import Cost, Engine
 from expunge.federation.fedavg import derived_seed
 from expunge.federation.tasks import Gradient, Reply, Sum, Task
@@ -53,6 +54,16 @@ class Tampering:
     @cost.setter
     def cost(self, cost: Cost) -> None:
         self._engine.cost = cost
+
+    @property
+    def validation(self) -> Client | None:
+        """The server's own samples."""
+        return self._engine.validation
+
+    @property
+    def sums_only(self) -> bool:
+        """As the honest engine."""
+        return self._engine.sums_only
 
     def clients(self) -> Mapping[str, int]:
         """As the honest engine."""

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from expunge.bench.adversary import Tampering
-from expunge.bench.scenario import Scenario
+from expunge.bench.scenario import Scenario, SwitchableEngine
 from expunge.bench.settings import Contender, Forget
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
 from expunge.federation.engine import Cost, Engine, measured
 from expunge.federation.fedavg import Keep, ServerState, derived_seed, train
-from expunge.federation.local import LocalEngine
 from expunge.federation.shards import train_sharded
 from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, Train
 from expunge.federation.workbench import SIDE_BY_SIDE
@@ -164,12 +163,12 @@ class ForgottenCell(Cell):
         forget, gone = self.forgets[-1], [name for earlier in self.forgets[:-1] for name in earlier.clients]
         if chosen.needs == "vectors" and not forget.shares and not forget.triggered:
             gone += forget.clients
-        local = engine.without(tuple(gone))
-        warm_up(local, federation.initial(), self.scenario)
-        acting: Engine = Tampering(local, forget.owners, self.tamper, self.scenario.seed) if self.tamper else local
+        reached = engine.without(tuple(gone))
+        warm_up(reached, federation.initial(), self.scenario)
+        acting: Engine = Tampering(reached, forget.owners, self.tamper, self.scenario.seed) if self.tamper else reached
         record: dict[str, Any] = {"stored_bytes": stored_bytes(chosen.needs, before)}
         try:
-            with measured(local) as cost:
+            with measured(reached) as cost:
                 outcome = chosen(acting, before, forget.request(federation))
         except NumericalError as problem:  # it diverged or was lied to: the model stays as it was, which is a result
             return (
@@ -206,7 +205,7 @@ def stored_bytes(needs: str | None, state: ServerState) -> int:
     return place.stored_bytes if place is not None else 0
 
 
-def warm_up(engine: LocalEngine, model: Snapshot, scenario: Scenario) -> None:
+def warm_up(engine: SwitchableEngine, model: Snapshot, scenario: Scenario) -> None:
     """One of everything on a few samples: the first ones load libraries and record steps, which is nobody's cost."""
     plan, other = scenario.plan, engine.without(())  # with its own account
     seed = derived_seed(scenario.seed, "warm-up")

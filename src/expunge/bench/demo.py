@@ -6,19 +6,30 @@ client and the seeds are none of those on which the method's settings were chose
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from expunge.bench.results import Results
-from expunge.bench.runner import Experiment, run
+from expunge.bench.runner import Experiment, cells, make_all, missing_cells, run
 from expunge.bench.scales import LEAVER, Scale
 from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting
-from expunge.bench.store import Store
+from expunge.bench.store import Store, built
+from expunge.bench.workers import one_by_one
 from expunge.data import Backdoor
+from expunge.errors import RequestError
 from expunge.federation.fedavg import Progress, TrainingPlan
 from expunge.unlearning.registry import RECOVERY
+
+if TYPE_CHECKING:  # Flower is installed on request only
+    from expunge.federation.flower import FlowerEngine
+    from expunge.federation.flower_site import Site
+
+EngineName = Literal["local", "flower-simulation"]
 
 SEEDS = (10, 11, 12)
 RETRAINS = 5
@@ -34,15 +45,16 @@ SCENARIO = Scenario(
 
 CONTENDERS = tuple(
     Contender(name + more, {"seed": 0})  # as `expunge.forget` would run it, where nothing else is said
-    for name in ("hf-kcu-paper", "hf-kcu-gradient", "hf-kcu-trajectory")
+    for name in ("hf-kcu-paper", "hf-kcu-gradient", "hf-kcu-trajectory", "hf-kcu")
     for more in ("", RECOVERY)
 )
-"""The three presets, without and with recovery."""
+"""The presets and the default, without and with recovery."""
 
 
 def run_demo(
     seeds: Sequence[int] = SEEDS,
     *,
+    engine: EngineName = "local",
     scenario: Scenario = SCENARIO,
     retrains: int = RETRAINS,
     workers: int | None = None,
@@ -52,6 +64,7 @@ def run_demo(
 
     Args:
         seeds: each gives its own split, poisoning, initial weights and training.
+        engine: where the clients are: in this process, or nodes of Flower's simulation.
         scenario: the federation.
         retrains: retrained models per seed, each from a fresh initialisation; they show the noise.
         workers: processes that train side by side; None takes one a core, at most four. All timings come from
@@ -62,4 +75,34 @@ def run_demo(
     experiment = Experiment("demo", "A poisoned client leaves", lambda _scale: [setting])
     scale = Scale("small", scenario, tuple(seeds), retrains, same_init=0)
     with tempfile.TemporaryDirectory() as folder:
+        if engine == "flower-simulation":
+            for seed in seeds:
+                _make_in_flower(setting.with_seed(seed), Path(folder), progress)
         return run(experiment, scale, seeds, Store(Path(folder)), workers=workers, progress=progress)
+
+
+def flower_site(scenario: str, number: int) -> Site:
+    """One client of a scenario as a site of a Flower federation."""
+    from expunge.federation.flower_site import Site
+
+    federation = built(scenario)
+    name = federation.scenario.names[number]
+    backdoor = federation.scenario.backdoors.get(name)
+    boost = backdoor.boost if backdoor is not None else 1.0
+    return Site(name, federation.model, federation.datasets[name], boost=boost)
+
+
+def _make_in_flower(setting: Setting, folder: Path, progress: Progress | None) -> None:
+    """Train, retrain and forget for one seed on simulated nodes; what is made waits in the folder to be measured."""
+    try:
+        from expunge.federation.flower_simulation import simulated
+    except ImportError as problem:
+        raise RequestError("Flower is not installed: pip install 'expunge[flower]'.") from problem
+
+    def work(engine: FlowerEngine) -> None:
+        store = Store(folder, connect=lambda _: engine.without(()))
+        with one_by_one() as pool:
+            make_all(missing_cells(cells(setting), store), store, pool, progress)
+
+    site = partial(flower_site, json.dumps(setting.scenario.as_dict()))
+    simulated(site, setting.scenario.clients, work)

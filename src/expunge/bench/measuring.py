@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -36,6 +36,7 @@ class Part:
     noise: dict[str, list[float]]
     noise_same_init: dict[str, list[float]]
     series: list[Series]
+    environment: dict[str, Any] = field(default_factory=dict)
 
 
 def compared_steps(steps: int) -> list[int]:

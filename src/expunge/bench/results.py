@@ -15,8 +15,8 @@ import numpy
 import torch
 
 import expunge
-from expunge.bench.whole import write_whole
 from expunge.errors import DataError, RequestError
+from expunge.federation.files import write_whole
 
 Noise = dict[str, dict[str, float]]
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from expunge.bench.evaluation import Evaluation, Measured, noise_ranges, retrain_noise
-from expunge.bench.files import appear, load_state, read_json, require_new, save_state
 from expunge.bench.results import Results, Row, environment
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot
@@ -27,6 +26,7 @@ from expunge.errors import DataError
 from expunge.federation.checkpoint import load_snapshot
 from expunge.federation.engine import Cost
 from expunge.federation.fedavg import Schedule, ServerState
+from expunge.federation.files import appear, load_state, read_json, require_new, save_state
 from expunge.federation.local import LocalEngine
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
@@ -61,7 +61,7 @@ class RunFolder:
         require_new(path)
 
         def fill(folder: Path) -> None:
-            save_state(state, federation, folder / "trained")
+            save_state(state, federation.model, folder / "trained")
             (folder / "run.json").write_text(run._description())
 
         appear(path, fill)
@@ -81,7 +81,7 @@ class RunFolder:
 
     def trained(self, federation: Federation) -> ServerState:
         """The state to forget from."""
-        return load_state(federation, self.path / "trained", self.schedule)
+        return load_state(federation.model, self.path / "trained", self.schedule)
 
     def engine(self, federation: Federation) -> LocalEngine:
         """An engine on the clients that have not left for good."""
@@ -103,7 +103,7 @@ class RunFolder:
         }
 
         def fill(folder: Path) -> None:
-            save_state(outcome.state, federation, folder)
+            save_state(outcome.state, federation.model, folder)
             (folder / "outcome.json").write_text(json.dumps(record, indent=2) + "\n")
 
         appear(target, fill)

@@ -10,15 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.evaluation import noise_ranges
-from expunge.bench.measuring import Curves, Part, compared_steps, measure
+from expunge.bench.measured import measured_part, part_path
+from expunge.bench.measuring import Curves, Part, compared_steps
 from expunge.bench.results import Results, Series, Variant, environment
 from expunge.bench.scales import Scale
 from expunge.bench.settings import Setting, together
 from expunge.bench.store import Store
 from expunge.bench.workers import Workers, one_by_one, side_by_side
 from expunge.data import is_there, load
+from expunge.errors import RequestError
 from expunge.federation.fedavg import Progress
 from expunge.unlearning.registry import method
 
@@ -44,6 +48,11 @@ class Experiment:
     study: Callable[[bool, int], list[Series]] | None = None
     whole: Callable[[Scale, Sequence[int], Store, int | None, Progress | None], Results] | None = None
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def seeded(self, scale: Scale, seeds: Sequence[int]) -> list[Setting]:
+        """Its variants one after another, each for all seeds."""
+        by_seed = [[s.with_seed(seed) for s in self.settings(scale.for_seed(seed))] for seed in seeds]
+        return [setting for variant in zip(*by_seed, strict=True) for setting in variant]
 
     def default_seeds(self, scale: Scale) -> tuple[int, ...]:
         """The seeds where none are asked for."""
@@ -71,15 +80,24 @@ def run(
     """
     if experiment.whole is not None:
         return experiment.whole(scale, seeds, store, workers, progress)
-    settings = [setting.with_seed(seed) for setting in experiment.settings(scale) for seed in seeds]
-    missing = missing_cells([cell for setting in settings for cell in cells(setting)], store)
+    settings = experiment.seeded(scale, seeds)
+    paths = [part_path(setting, cells(setting), experiment.name, store) for setting in settings]
+    unmeasured = [setting for setting, path in zip(settings, paths, strict=True) if not path.exists()]
+    missing = missing_cells([cell for setting in unmeasured for cell in cells(setting)], store)
+    if unmeasured and store.device == "cuda" and not torch.cuda.is_available():
+        raise RequestError(
+            f"{len(unmeasured)} of {len(settings)} parts are not measured yet, and there is no GPU here."
+        )
     with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
         make_all(missing, store, pool, progress)
-        jobs: list[Callable[[], Part]] = [partial(measure, setting, experiment.curves, store) for setting in settings]
+        jobs: list[Callable[[], Part]] = [
+            partial(measured_part, setting, experiment.curves, store, path)
+            for setting, path in zip(settings, paths, strict=True)
+        ]
         if experiment.study is not None:
             jobs += [partial(_studied, experiment.study, scale.is_smoke, seed) for seed in seeds]
         parts = all_done(jobs, pool, progress, "measuring")
-        return _put_together(experiment, scale.name, seeds, settings, parts, store.device)
+        return _put_together(experiment, scale.name, seeds, settings, parts)
 
 
 def require_data(settings: Sequence[Setting], data_dir: Path | None) -> None:
@@ -155,18 +173,17 @@ def _put_together(
     seeds: Sequence[int],
     settings: list[Setting],
     parts: list[Part],
-    device: str,
 ) -> Results:
-    by_label: dict[str, list[Part]] = {}
+    by_label: dict[str, list[tuple[Setting, Part]]] = {}
     for setting, part in zip(settings, parts, strict=False):  # what is left over are studies
-        by_label.setdefault(setting.label, []).append(part)
+        by_label.setdefault(setting.label, []).append((setting, part))
     variants = {
-        setting.label: Variant(
-            {**described(setting), "scale": scale},
-            noise_ranges([part.noise for part in by_label[setting.label]]),
-            noise_ranges([part.noise_same_init for part in by_label[setting.label]]),
+        label: Variant(
+            {**described(*(setting for setting, _ in own)), "scale": scale},
+            noise_ranges([part.noise for _, part in own]),
+            noise_ranges([part.noise_same_init for _, part in own]),
         )
-        for setting in settings
+        for label, own in by_label.items()
     }
     noise = next(iter(variants.values())).noise if len(variants) == 1 else {}
     scenario: dict[str, Any] = {"title": experiment.title, "scale": scale, "seeds": list(seeds)}
@@ -174,17 +191,17 @@ def _put_together(
         scenario |= next(iter(variants.values())).scenario
     rows = [row for part in parts for row in part.rows]
     series = averaged([curve for part in parts for curve in part.series])
-    return Results(
-        experiment.name, scenario, {**environment(device), "torch_threads": 1}, rows, noise, variants, series
-    )
+    where = next((part.environment for part in parts if part.environment), environment())
+    return Results(experiment.name, scenario, {**where, "torch_threads": 1}, rows, noise, variants, series)
 
 
-def described(setting: Setting) -> dict[str, Any]:
-    """What a variant was, for a reader."""
+def described(setting: Setting, *others: Setting) -> dict[str, Any]:
+    """What a variant was, for a reader; the others are the same for other seeds, where somebody else may leave."""
     scenario = {name: value for name, value in setting.scenario.as_dict().items() if name != "seed"}
     scenario["plan"] = {name: value for name, value in scenario["plan"].items() if name != "seed"}
     steps = [dataclasses.asdict(forget) for forget in setting.forgets]
-    more = {"forgotten": [name for forget in setting.forgets for name in forget.owners], "steps": steps}
+    owners = [name for each in (setting, *others) for forget in each.forgets for name in forget.owners]
+    more = {"forgotten": list(dict.fromkeys(owners)), "steps": steps}
     counts = {"retrains_per_seed": setting.retrains, "same_init_retrains_per_seed": setting.same_init}
     return {**scenario, **more, **counts, **({"lie": setting.tamper} if setting.tamper else {})}
 

@@ -19,6 +19,8 @@ Name = Literal["smoke", "small", "paper"]
 SCALES: tuple[Name, ...] = get_args(Name)
 
 LEAVER = "client-3"
+LEAVERS = ("client-1", "client-3", "client-5", "client-7", "client-9")
+"""Who leaves at the paper's scale: another client for every seed, in turn."""
 
 _SMOKE = Scenario(
     dataset="digits",
@@ -57,6 +59,7 @@ class Scale:
         seeds: the default ones.
         retrains: retrained models of fresh initialisations for each seed.
         same_init: retrained models from the training's initialisation.
+        leavers: who leaves, one for every seed, in turn.
 
     Example:
         >>> scale_of("smoke").base.dataset
@@ -68,6 +71,16 @@ class Scale:
     seeds: tuple[int, ...]
     retrains: int
     same_init: int
+    leavers: tuple[str, ...] = (LEAVER,)
+
+    @property
+    def leaver(self) -> str:
+        """The client that leaves where nobody else is named."""
+        return self.leavers[0]
+
+    def for_seed(self, seed: int) -> Scale:
+        """The same with that seed's leaver."""
+        return dataclasses.replace(self, leavers=(self.leavers[seed % len(self.leavers)],))
 
     @property
     def is_smoke(self) -> bool:
@@ -108,5 +121,5 @@ def scale_of(name: str, data_dir: Path | None = None) -> Scale:
         base = _SMALL if is_there("fashion-mnist", data_dir) else _DIGITS
         return Scale("small", base, (10, 11, 12), retrains=5, same_init=2)
     if name == "paper":
-        return Scale("paper", _PAPER, (10, 11, 12), retrains=5, same_init=2)
+        return Scale("paper", _PAPER, (10, 11, 12), retrains=5, same_init=0, leavers=LEAVERS)
     raise RequestError(f"There is no scale {name!r}; there are {', '.join(SCALES)}.")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,18 @@ from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
 from expunge.data import Backdoor, ImageDataset, dirichlet, load, poison
 from expunge.errors import DataError, ModelError, RequestError
+from expunge.federation.engine import Engine
 from expunge.federation.fedavg import TrainingPlan
 from expunge.federation.local import LocalEngine
 from expunge.models import build
 from expunge.models.ensemble import Ensemble
+
+
+class SwitchableEngine(Engine, Protocol):
+    """An engine whose clients can be switched off."""
+
+    def without(self, names: tuple[str, ...]) -> SwitchableEngine:
+        """An engine on the same clients but these, with its own cost account."""
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,18 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import expunge
 from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCell, ShardedCell, TrainedCell
-from expunge.bench.files import appear, load_state, read_json, require_writable, save_state, tidy
-from expunge.bench.scenario import Federation, Scenario
-from expunge.bench.whole import write_whole
+from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.errors import RequestError
 from expunge.federation.engine import Cost
 from expunge.federation.fedavg import Schedule, ServerState
-from expunge.federation.local import LocalEngine
+from expunge.federation.files import appear, load_state, read_json, require_writable, save_state, tidy, write_whole
 
 FORMAT = 1
 """Of the folder; another one is refused."""
@@ -49,10 +47,17 @@ class Store:
         root: made where it is missing; one of another version is refused.
         device: where models are made; those of one device are never taken for another's.
         data_dir: where the datasets are.
+        connect: gives the engine that reaches a federation's clients; by default they are in this process.
     """
 
-    def __init__(self, root: Path, device: str = "cpu", data_dir: Path | None = None) -> None:
-        self.root, self.device, self.data_dir = root, device, data_dir
+    def __init__(
+        self,
+        root: Path,
+        device: str = "cpu",
+        data_dir: Path | None = None,
+        connect: Callable[[Federation], SwitchableEngine] = Federation.engine,
+    ) -> None:
+        self.root, self.device, self.data_dir, self._connect = root, device, data_dir, connect
         require_writable(root)
         mark, own = root / "bench.json", {"format": FORMAT, "expunge": expunge.__version__}
         tidy(root / "cells")
@@ -91,7 +96,7 @@ class Store:
         federation = self.federation(cell.scenario)
 
         def fill(folder: Path) -> None:
-            save_state(state, federation, folder)
+            save_state(state, federation.model, folder)
             (folder / "cell.json").write_text(json.dumps(content, indent=2) + "\n")
 
         appear(self.path(cell), fill)
@@ -100,21 +105,22 @@ class Store:
         """A finished cell."""
         record = read_json(self.path(cell) / "cell.json")
         schedule = Schedule(**record["schedule"]) if record["schedule"] else None
-        state = load_state(self.federation(cell.scenario), self.path(cell), schedule)
+        state = load_state(self.federation(cell.scenario).model, self.path(cell), schedule)
         return Kept(state, Cost(**record["cost"]), record)
 
     def federation(self, scenario: Scenario) -> Federation:
         """The scenario made real; the last one is remembered."""
-        return _federation(json.dumps(scenario.as_dict()), self.data_dir, self.device)
+        return built(json.dumps(scenario.as_dict()), self.data_dir, self.device)
 
-    def engine(self, scenario: Scenario) -> tuple[Federation, LocalEngine]:
+    def engine(self, scenario: Scenario) -> tuple[Federation, SwitchableEngine]:
         """The federation and a new engine on it."""
         federation = self.federation(scenario)
-        return federation, federation.engine()
+        return federation, self._connect(federation)
 
 
 @functools.lru_cache(maxsize=2)
-def _federation(scenario: str, data_dir: Path | None, device: str) -> Federation:
+def built(scenario: str, data_dir: Path | None = None, device: str = "cpu") -> Federation:
+    """The federation of a scenario that is written as JSON; kept, since it is asked for again and again."""
     return Scenario.from_dict(json.loads(scenario)).build(data_dir, device=device)
 
 

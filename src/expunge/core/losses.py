@@ -30,6 +30,9 @@ class Loss(Protocol):
     def output_hessian_product(self, outputs: Tensor, vectors: Tensor) -> Tensor:
         """For each sample, the loss's Hessian with respect to the outputs times a vector."""
 
+    def sampled_targets(self, outputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One target a sample, and its weight: the mean of weight x gradient x gradient' is the Gauss-Newton matrix."""
+
 
 @dataclass(frozen=True)
 class CrossEntropy:
@@ -52,6 +55,21 @@ class CrossEntropy:
         """``p * (v - p'v)`` sample by sample."""
         p = outputs.softmax(dim=1)
         return p * (vectors - (p * vectors).sum(dim=1, keepdim=True))
+
+    def sampled_targets(self, outputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Classes drawn by ``q_c ~ p_c ||e_c - p||^2``, with weights p/q.
+
+        The gradient in the outputs is ``p - e_c``. Drawn by p itself, a confident model would nearly always draw the
+        class whose gradient vanishes; by q, every draw counts the same. The generator is a CPU's, so that a GPU draws
+        the same.
+        """
+        p = outputs.double().softmax(dim=1)
+        q = p * (1 - 2 * p + p.square().sum(dim=1, keepdim=True)).clamp(min=1e-30)
+        q = q / q.sum(dim=1, keepdim=True)
+        chance = torch.rand(len(outputs), 1, generator=generator, dtype=torch.float64).to(p.device)
+        drawn = (q.cumsum(dim=1) < chance).sum(dim=1).clamp(max=outputs.shape[1] - 1)
+        weights = (p / q).gather(1, drawn[:, None]).squeeze(1)
+        return drawn, weights.to(outputs)
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,11 @@ class SquaredError:
         """The vectors themselves."""
         del outputs
         return vectors
+
+    def sampled_targets(self, outputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The outputs with normal noise of variance 1; the generator is a CPU's, so that a GPU draws the same."""
+        noise = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+        return outputs + noise.to(outputs), torch.ones_like(outputs.reshape(len(outputs), -1)[:, 0])
 
 
 LOSSES: dict[str, type[CrossEntropy] | type[SquaredError]] = {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from expunge.core.curvature import Curvature, Kind, differentiable_attention
+from expunge.core.kronecker import kronecker_factors
 from expunge.core.krylov import conjugate_gradient
 from expunge.core.losses import Loss, objective
 from expunge.core.vectors import Layout, Snapshot
@@ -21,6 +22,7 @@ from expunge.federation.tasks import (
     PRODUCT_COST,
     Ascend,
     Buffers,
+    CurvatureFactors,
     CurvatureProduct,
     Draw,
     Gradient,
@@ -163,6 +165,14 @@ class Client:
         curvature = self._curvature_at(task.model, task.kind, task.draw, task.exclude)
         total = torch.stack([curvature @ vector for vector in task.vectors]) * count
         return Sum(total, count, PRODUCT_COST * curvature.count * len(task.vectors))
+
+    @_perform.register
+    def _(self, task: CurvatureFactors) -> Sum:
+        count = len(self.data.available(task.exclude))
+        inputs, _ = self._take(self._drawn(task.draw, task.exclude))
+        self._model.eval()
+        factors = kronecker_factors(self._model, task.model, inputs, self._loss, seed=task.seed)
+        return Sum(factors.values * count, count, float(len(inputs)), factors.blocks)
 
     @_perform.register
     def _(self, task: LocalSolve) -> Solved:

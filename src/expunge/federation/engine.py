@@ -11,11 +11,17 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from expunge.core.kronecker import Factors
 from expunge.core.vectors import weighted_sum
 from expunge.errors import NumericalError
-from expunge.federation.tasks import Reply, Sum, Task
+from expunge.federation.client import Client
+from expunge.federation.replies import require_comparable, require_sound, samples_behind
+from expunge.federation.tasks import CurvatureFactors, Losses, Reply, Sum, Task
 
 R = TypeVar("R", bound=Reply)
+
+MASKED = "the masked sum"
+"""Under this name comes the sum of several clients' replies where only sums are to be seen."""
 
 
 @dataclass
@@ -42,6 +48,14 @@ class Engine(Protocol):
 
     cost: Cost
 
+    @property
+    def validation(self) -> Client | None:
+        """The server's own samples, where it has some: retained losses then come from them, whatever clients say."""
+
+    @property
+    def sums_only(self) -> bool:
+        """Whether replies of several clients come as one, their sum under the name ``MASKED``: nobody can be named."""
+
     def clients(self) -> Mapping[str, int]:
         """Names of the clients that can be reached, with their sample counts."""
 
@@ -58,7 +72,7 @@ def measured(engine: Engine) -> Iterator[Cost]:
     finally:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        spent.seconds = time.perf_counter() - started
+        spent.seconds = time.perf_counter() - started + engine.cost.seconds - before.seconds
         spent.sample_gradients = engine.cost.sample_gradients - before.sample_gradients
         spent.rounds = engine.cost.rounds - before.rounds
         spent.bytes_down = engine.cost.bytes_down - before.bytes_down
@@ -77,18 +91,40 @@ def timed(seconds: dict[str, float], what: str, like: Tensor) -> Iterator[None]:
     seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - started
 
 
-def expect(replies: Mapping[str, Reply], kind: type[R]) -> dict[str, R]:
-    """The replies, if they are all of one kind."""
+def ask_each(engine: Engine, tasks: Mapping[str, Task], kind: type[R]) -> dict[str, R]:
+    """One message round: replies of one kind, by client; one that cannot be right is refused by its sender's name."""
+    replies, counts = engine.ask(tasks), engine.clients()
+    samples = {name: samples_behind(task, counts[name]) for name, task in tasks.items()}
+    if engine.sums_only and MASKED in replies:
+        tasks, samples = {MASKED: next(iter(tasks.values()))}, {MASKED: sum(samples.values())}
     checked: dict[str, R] = {}
-    for name, reply in replies.items():
+    for name, task in tasks.items():
+        who, reply = f"Client {name!r}" if name != MASKED else "One of the clients", replies[name]
         if not isinstance(reply, kind):
-            raise NumericalError(f"Client {name!r} replied {type(reply).__name__} where {kind.__name__} was asked for.")
+            raise NumericalError(f"{who} replied {type(reply).__name__} where {kind.__name__} was asked for.")
+        require_sound(who, task, reply, samples[name])
         checked[name] = reply
     return checked
 
 
 def ask_mean(engine: Engine, tasks: Mapping[str, Task]) -> Tensor:
     """Ask for sums, and divide their sum by the sum of counts: the mean over all the clients' samples."""
-    replies = expect(engine.ask(tasks), Sum).values()
-    total = weighted_sum((reply.total for reply in replies), (1.0 for _ in replies))
-    return total / sum(reply.count for reply in replies)
+    return _mean(_comparable(engine, tasks))
+
+
+def ask_factors(engine: Engine, tasks: Mapping[str, CurvatureFactors]) -> Factors:
+    """Ask for Kronecker factors: their mean over all the clients' samples."""
+    replies = _comparable(engine, tasks)
+    return Factors(_mean(replies), next(iter(replies.values())).blocks)
+
+
+def _comparable(engine: Engine, tasks: Mapping[str, Task]) -> dict[str, Sum]:
+    replies = ask_each(engine, tasks, Sum)
+    if not any(isinstance(task, Losses) for task in tasks.values()):  # these differ without bounds, in honesty
+        require_comparable(replies)
+    return replies
+
+
+def _mean(replies: Mapping[str, Sum]) -> Tensor:
+    total = weighted_sum((reply.total for reply in replies.values()), (1.0 for _ in replies))
+    return total / sum(reply.count for reply in replies.values())

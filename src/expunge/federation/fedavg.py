@@ -15,7 +15,7 @@ from torch import Tensor
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.client import local_steps
-from expunge.federation.engine import Engine, expect, timed
+from expunge.federation.engine import Engine, ask_each, timed
 from expunge.federation.history import History
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import Indices, Train, Trained
@@ -97,8 +97,11 @@ class Schedule:
         ``f(e) = (1 - c^T) / (T (1 - c))`` with ``c = (1 - eta e)^steps``, the contraction of one round.
         """
         contraction = (1 - self.learning_rate * curvature).clamp(0.0, 1.0) ** self.local_steps
-        powers = torch.arange(self.rounds, dtype=curvature.dtype)
-        return (contraction[:, None] ** powers).mean(dim=1)
+        total, power = torch.zeros_like(contraction), torch.ones_like(contraction)
+        for _ in range(self.rounds):
+            total += power
+            power *= contraction
+        return total / self.rounds
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def train(
     for number in range(plan.rounds):
         chosen = _sample_clients(tuple(members), plan, number)
         tasks = {name: plan.task(model, number, name, members[name]) for name in chosen}
-        replies = expect(engine.ask(tasks), Trained)
+        replies = ask_each(engine, tasks, Trained)
         model = aggregate(model, replies)
         updates = {name: reply.update for name, reply in replies.items()}
         counts = {name: reply.count for name, reply in replies.items()}

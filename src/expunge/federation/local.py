@@ -25,6 +25,7 @@ class LocalEngine:
         loss: the training loss.
         datasets: client names and their samples (a pair of tensors or a map-style dataset).
         boosts: factors by which malicious clients multiply their updates.
+        validation: the server's own samples, from which the loss of those who stay is then taken.
         budget_bytes: what all clients together may keep between curvature products.
 
     Example:
@@ -35,6 +36,8 @@ class LocalEngine:
         {'ada': 4}
     """
 
+    sums_only = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -42,6 +45,7 @@ class LocalEngine:
         datasets: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset],
         boosts: Mapping[str, float] | None = None,
         *,
+        validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
         budget_bytes: int = 4 << 30,
     ) -> None:
         if not datasets:
@@ -49,6 +53,8 @@ class LocalEngine:
         self.cost = Cost()
         self.on_round: Callable[[int], None] | None = None
         workbench = copy.deepcopy(model)  # one for all: they take turns
+        own = None if validation is None else LocalData(validation, "validation")
+        self.validation = None if own is None else Client(own, workbench, loss)
         self._clients = {
             name: Client(
                 LocalData(data, name),

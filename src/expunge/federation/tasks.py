@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from expunge.core.curvature import Kind
+from expunge.core.kronecker import Block
 from expunge.core.krylov import NegativeCurvature, Solution
 from expunge.core.vectors import Snapshot
 
@@ -100,6 +101,16 @@ class CurvatureProduct:
 
 
 @dataclass(frozen=True, eq=False)
+class CurvatureFactors:
+    """Kronecker factors of the local curvature (on a draw of samples), in one flat vector; ``seed`` draws targets."""
+
+    model: Snapshot
+    seed: int
+    draw: Draw | None = None
+    exclude: Indices = ()
+
+
+@dataclass(frozen=True, eq=False)
 class LocalSolve:
     """Algorithm 1, lines 4 to 14: ``(H_i + damping) v = grad l_i(theta; D_u)`` with the client's own curvature."""
 
@@ -131,7 +142,7 @@ class NormStatistics:
     exclude: Indices = ()
 
 
-Task = Train | Ascend | Gradient | CurvatureProduct | LocalSolve | Losses | NormStatistics
+Task = Train | Ascend | Gradient | CurvatureProduct | CurvatureFactors | LocalSolve | Losses | NormStatistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +161,15 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """``count`` times a local mean: adding these up over clients and dividing by the counts gives the mean."""
+    """``count`` times a local mean: adding these up over clients and dividing by the counts gives the mean.
+
+    ``blocks`` says which layers' factors the total holds, where it holds factors: the same for all clients.
+    """
 
     total: Tensor
     count: int
     sample_gradients: float
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from expunge.report.layout import NO_METHODS, RECOVERY, method_name
 from expunge.report.measures import judge, judge_value, retrained_range, write_value
 
 Verdict = Literal["gone", "partly", "remains", "unknown"]
-_PREFERRED = ("hf-kcu-trajectory", "hf-kcu", "hf-kcu-gradient", "hf-kcu-paper")
+_PREFERRED = ("hf-kcu", "hf-kcu-trajectory", "hf-kcu-gradient", "hf-kcu-paper")
 _MOST_SENTENCES = 4
 _EVIDENCE = ("asr", "forget_accuracy", "kl_forget")
 _TITLES = {

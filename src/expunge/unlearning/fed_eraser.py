@@ -27,7 +27,7 @@ from torch import Tensor
 
 from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.engine import Engine, expect, measured
+from expunge.federation.engine import Engine, ask_each, measured
 from expunge.federation.fedavg import ServerState, TrainingPlan, average_buffers
 from expunge.federation.history import History, StoredRound
 from expunge.federation.memory import Memory
@@ -161,7 +161,7 @@ def _trained_again(
     if not names:
         return {}
     tasks = {name: plan.task(model, stored.number, name, parties.retained[name]) for name in names}
-    return expect(engine.ask(tasks), Trained)
+    return ask_each(engine, tasks, Trained)
 
 
 def _round(

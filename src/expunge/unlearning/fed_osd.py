@@ -29,7 +29,7 @@ from torch import Tensor
 
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, expect, measured
+from expunge.federation.engine import Engine, ask_each, measured
 from expunge.federation.fedavg import ServerState, TrainingPlan, derived_seed
 from expunge.federation.tasks import Ascend, Indices, Task, Trained
 from expunge.unlearning.influence import require_reachable
@@ -108,11 +108,11 @@ def _updates(
 
     tasks: dict[str, Task] = {name: plan.task(model, number, name, gone) for name, gone in parties.retained.items()}
     tasks.update({name: ascent(name, None) for name in parties.leaving})
-    replies = expect(engine.ask(tasks), Trained)
+    replies = ask_each(engine, tasks, Trained)
     owners = [replies[name] for name in parties.leaving]
     if parties.partly:
-        both = engine.ask({name: ascent(name, indices) for name, indices in parties.partly.items()})
-        owners.extend(expect(both, Trained).values())
+        both = {name: ascent(name, indices) for name, indices in parties.partly.items()}
+        owners.extend(ask_each(engine, both, Trained).values())
     total = sum(reply.count for reply in owners)
     wanted = weighted_sum((reply.update for reply in owners), (reply.count / total for reply in owners))
     return wanted, [replies[name].update for name in parties.retained]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, expect, measured
+from expunge.federation.engine import Engine, ask_each, measured
 from expunge.federation.fedavg import ServerState, TrainingPlan, aggregate, derived_seed
 from expunge.federation.tasks import Ascend, Trained
 from expunge.unlearning.influence import require_reachable
@@ -96,7 +96,7 @@ def ascended(
         )
         for name, indices in parties.owners.items()
     }
-    replies = expect(engine.ask(tasks), Trained)
+    replies = ask_each(engine, tasks, Trained)
     return model.moved(aggregate(model, replies).parameters), replies
 
 

@@ -1,7 +1,7 @@
 """HF-KCU: Hessian-free Krylov causal unlearning (Algorithm 1), as printed and corrected.
 
-One algorithm, whose presets are three option objects. With D_u the data to forget, w_u its share of all samples,
-G_r the curvature of the clients that stay, lambda the damping and ``filter(x) = lambda (G_r + lambda)^-1 x``,
+One algorithm, whose presets are option objects. With D_u the data to forget, w_u its share of all samples, G_r the
+curvature of the clients that stay, lambda the damping and ``filter(x) = lambda (G_r + lambda)^-1 x``,
 
     theta' = theta - t filter(influence)
 
@@ -12,6 +12,9 @@ G_r the curvature of the clients that stay, lambda the damping and ``filter(x) =
 
 Why one filter serves both: retraining without u differs from training, to first order, by each round's missing
 pull, worn down by what the others trained afterwards: kept in directions flat for G_r, gone in curved ones.
+
+The filter needs G_r. Krylov sees it through k products, each a message to all clients; the default, for the trajectory
+source, takes it apart layer by layer instead (core/kronecker.py): one message, and any function of it is exact.
 
 Where it fails: the gradient source sees nothing where the forgotten data is fitted perfectly, and is wrong where
 several local steps keep FedAvg from a stationary point; the trajectory source assumes plain averaging on the server.
@@ -28,7 +31,7 @@ from torch import Tensor
 from expunge.core.krylov import Solution
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.engine import Engine, expect, measured
+from expunge.federation.engine import Engine, ask_each, measured
 from expunge.federation.fedavg import ServerState, aggregate
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import LocalSolve, Solved
@@ -39,15 +42,20 @@ from expunge.unlearning.influence import (
     contribution_factors,
     curvature_product,
     forgotten_gradient,
+    kronecker_curvature,
     owners_gradients,
     require_reachable,
     retained_gradient,
+    survives,
 )
 from expunge.unlearning.preparation import away, forgotten_memory, memory_warnings, prepared
 from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers
 from expunge.unlearning.registry import Need, Outcome, register
 from expunge.unlearning.request import Parties, Request
-from expunge.unlearning.scaling import adaptive_scale, retained_losses, trust_region
+from expunge.unlearning.scaling import adaptive_scale, lowest_loss, retained_loss, trust_region
+
+AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (5, 200, 2000)}
+"""What ``samples="auto"`` is: one in so many of the retained, but at least and at most."""
 
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far a recovery round may be taken; the one with the least retained loss is."""
@@ -64,7 +72,8 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     """
     options, parties = _prepared(engine, state, request, options)
     damping = _damping(state, options)
-    details: dict[str, Any] = {"source": options.source, "damping": damping, "steps": []}
+    chosen = {name: getattr(options, name) for name in ("source", "solver", "filter", "samples")}
+    details: dict[str, Any] = {**chosen, "damping": damping, "steps": []}
     model, warnings = state.model, _warnings_beforehand(state, parties, options)
     with measured(engine) as cost:
         for number in range(options.steps):
@@ -117,9 +126,31 @@ def _prepared(
         raise RequestError("The memory was recorded with another model: its vectors have another length.")
     if options.recovery is not None:
         options.recovery.plan(state)
-    if options.filter == "rounds" and state.schedule is None:
+    if engine.sums_only and (options.recovery or options.curvature_of == "owners" or has_statistics(state.model)):
+        raise RequestError(
+            "Where only sums of the clients' replies are seen there is no recovery, no printed update and no model "
+            "with batch norm: their replies are not sums."
+        )
+    options = _chosen(options, state, parties)
+    if options.filter in ("rounds", "between") and state.schedule is None:
         raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
     return options, parties
+
+
+def _chosen(options: HfKcuOptions, state: ServerState, parties: Parties) -> HfKcuOptions:
+    """The options with everything that was left to us decided."""
+    if options.solver == "auto":
+        able = options.curvature == "ggn" and options.curvature_of != "owners" and not options.preconditioner_rank
+        factored = able and options.source == "trajectory" and state.model.layout is not None
+        options = replace(options, solver="kronecker" if factored else "krylov")
+    by_factors = options.solver == "kronecker"
+    if options.filter == "auto":
+        options = replace(options, filter="between" if by_factors and state.schedule is not None else "damped")
+    if options.samples == "auto":
+        left = sum(parties.counts[name] - len(left_out) for name, left_out in parties.retained.items())
+        share, least, most = AUTO_SAMPLES[options.solver]
+        options = replace(options, samples=min(max(left // share, least), most))
+    return options
 
 
 def _warnings_beforehand(state: ServerState, parties: Parties, options: HfKcuOptions) -> list[str]:
@@ -170,7 +201,7 @@ def _owners_solutions(
         name: LocalSolve(model, options.iterations, damping, options.curvature, options.negative_curvature, indices)
         for name, indices in parties.owners.items()
     }
-    replies = expect(engine.ask(tasks), Solved)
+    replies = ask_each(engine, tasks, Solved)
     return (
         {name: reply.solution.vector for name, reply in replies.items()},
         {name: reply.gradient_norm for name, reply in replies.items()},
@@ -198,9 +229,14 @@ def _solve_on_server(
     else:
         influence = forgotten_gradient(engine, model, parties, options)
     clients = parties.retained if options.curvature_of == "retained" else dict.fromkeys(parties.counts, ())
+    record: dict[str, Any] = {"contributions": influence.contributions}
+    if not options.influence_decay:
+        return influence.unfiltered(damping), record
+    if options.solver == "kronecker":
+        curvature = kronecker_curvature(engine, model, clients, parties.counts, options)
+        return curvature.apply(survives(options.filter, damping, state.schedule), influence.unfiltered(damping)), record
     product = curvature_product(engine, model, clients, parties.counts, options)
     step, solution = apply_filter(product, influence, damping, state.schedule, options)
-    record: dict[str, Any] = {"contributions": influence.contributions}
     if solution is not None:
         record["solves"] = {"server": _diagnosis(solution)}
     return step, record
@@ -225,7 +261,7 @@ def _final_refusal(
     """The safety belt once more where batch-norm statistics were estimated anew: the line search used the old ones."""
     if options.scaling != "trust-region" or not has_statistics(before):
         return ""
-    (loss,) = retained_losses(engine, after, torch.zeros_like(after.parameters), (0.0,), parties, options)
+    loss = retained_loss(engine, after, torch.zeros_like(after.parameters), (0.0,), parties, options).means[0]
     details["retained_loss_at_the_end"] = loss
     if loss <= details["steps"][0]["retained_loss_before"] + options.steps * options.tau:
         return ""
@@ -248,9 +284,8 @@ def _recovered(
     full = aggregate(model, updates)
     way = model.parameters - full.parameters
     # With the buffers as they are: the round's own ones (batch norm) can raise the loss before any step is taken.
-    losses = retained_losses(engine, model, way, RECOVERY_LENGTHS, parties, options)
-    length, loss = min(zip(RECOVERY_LENGTHS, losses, strict=True), key=lambda pair: pair[1])
-    details["recovery"] = {"length": length, "retained_loss_before": losses[0], "retained_loss_after": loss}
+    length, losses = lowest_loss(engine, model, way, RECOVERY_LENGTHS, parties, options)
+    details["recovery"] = {"length": length, **losses}
     if length == 0:
         return model, memory
     if memory is not None:
@@ -266,13 +301,13 @@ def _diagnosis(solution: Solution) -> dict[str, Any]:
     return {name: value for name, value in asdict(replace(solution, vector=torch.empty(0))).items() if name != "vector"}
 
 
-register("hf-kcu", hf_kcu, HfKcuOptions(), "the default: trajectory where vectors were kept, else gradient", "vectors")
 for _options, _summary in (
+    (HfKcuOptions(), "the default: trajectory, filtered layer by layer in one message; gradient without vectors"),
     (PAPER, "the paper's update as printed: wrong sign, hardly any step"),
     (GRADIENT, "one gradient of the data to forget, filtered"),
     (TRAJECTORY, "the vector kept while training, filtered; needs nothing of the leaver"),
 ):
-    _needs: Need | None = "vectors" if _options.source == "trajectory" else None
+    _needs: Need | None = None if _options.source == "gradient" else "vectors"
     _recovering = _options.with_recovery()
     register(_options.label, hf_kcu, _options, _summary, _needs)
     register(_recovering.label, hf_kcu, _recovering, f"{_summary}; then a recovery round", _needs)

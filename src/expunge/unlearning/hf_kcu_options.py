@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from expunge.core.curvature import Kind
 from expunge.core.krylov import NegativeCurvature
@@ -16,7 +16,8 @@ GradientOf = Literal["forgotten", "retained"]
 Update = Literal["removal", "printed"]
 CurvatureOf = Literal["retained", "owners", "everyone"]
 CausalWeights = Literal["share", "gradient-norm", "uniform", "none"]
-Filter = Literal["damped", "rounds"]
+Solver = Literal["auto", "krylov", "kronecker"]
+Filter = Literal["auto", "damped", "rounds", "between"]
 Scaling = Literal["trust-region", "norm", "none"]
 Missing = Literal["refuse", "leave-out"]
 
@@ -34,11 +35,16 @@ class HfKcuOptions:
         curvature: ``ggn`` (positive semi-definite) or ``hessian`` (printed).
         causal_weights: how several owners' gradients combine: by their ``share`` of the data to forget, by
             ``gradient-norm`` (printed), ``uniform`` over all clients, or ``none``: the step is applied to all clients.
-        iterations: k of conjugate gradient or Lanczos.
+        solver: ``krylov`` sees the curvature through k products, a message each; ``kronecker`` takes it apart layer by
+            layer, from one message; ``auto`` is kronecker for the trajectory source, krylov for the gradient source.
+        iterations: k of conjugate gradient or Lanczos; kronecker has none.
         damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
         samples: how many retained samples the curvature uses, spread by client size, and how many others the trust
-            region looks at; ``auto`` is a tenth of them, but 100 to 1000; None is all.
-        filter: ``damped`` is lambda/(e + lambda) by CG; ``rounds`` the exact wearing-down of the rounds, by Lanczos.
+            region looks at; ``auto`` is a tenth of them, but 100 to 1000 (kronecker: a fifth, 200 to 2000); None is
+            all.
+        filter: what is left of a pull along a direction of curvature e. ``damped`` is lambda/(e + lambda); ``rounds``
+            the exact wearing-down of the rounds; ``between`` the mean of ``rounds`` and of ``damped`` with 3 lambda;
+            ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos), between for kronecker.
         influence_decay: False leaves the influence unfiltered.
         scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
             printed cap at beta ||theta||; ``none`` takes t = 1.
@@ -60,10 +66,11 @@ class HfKcuOptions:
     curvature_of: CurvatureOf = "retained"
     curvature: Kind = "ggn"
     causal_weights: CausalWeights = "share"
+    solver: Solver = "auto"
     iterations: int = 10
     damping: float | None = None
     samples: int | Literal["auto"] | None = "auto"
-    filter: Filter = "damped"
+    filter: Filter = "auto"
     influence_decay: bool = True
     scaling: Scaling = "trust-region"
     beta: float = 0.01
@@ -84,6 +91,7 @@ class HfKcuOptions:
             "curvature_of": CurvatureOf,
             "curvature": Kind,
             "causal_weights": CausalWeights,
+            "solver": Solver,
             "filter": Filter,
             "scaling": Scaling,
             "missing": Missing,
@@ -111,8 +119,12 @@ class HfKcuOptions:
             raise RequestError(
                 f"The option preconditioner_rank must be a whole number, not {self.preconditioner_rank}."
             )
-        if self.filter == "rounds" and (self.curvature_of == "owners" or self.preconditioner_rank):
+        if self.filter in ("rounds", "between") and (self.curvature_of == "owners" or self.preconditioner_rank):
             raise RequestError("The filter of the rounds is applied on the server, without a preconditioner.")
+        if self.solver == "kronecker" and (
+            self.curvature_of == "owners" or self.curvature == "hessian" or self.preconditioner_rank
+        ):
+            raise RequestError("Kronecker factors exist for the Gauss-Newton matrix on the server, unpreconditioned.")
 
     @property
     def label(self) -> str:
@@ -122,13 +134,26 @@ class HfKcuOptions:
 
     @property
     def expected_rounds(self) -> int:
-        """Message rounds that this takes at most, batch-norm statistics aside."""
+        """Message rounds that this takes at most, batch-norm statistics aside; where vectors decide, with vectors."""
         if self.curvature_of == "owners":
             each = 1
+        elif self.solver == "kronecker" or (self.solver == "auto" and self.source != "gradient"):
+            each = 1 if self.source != "gradient" else 2
         else:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
-        each += 1 if self.scaling == "trust-region" else 0
+        each += 2 if self.scaling == "trust-region" else 0
         return self.steps * each + (2 if self.recovery else 0)
+
+    def changed(self, **changes: Any) -> HfKcuOptions:
+        """The same with some options changed; who asks for iterations, and for no solver, wants Krylov.
+
+        Example:
+            >>> HfKcuOptions().changed(iterations=20).solver
+            'krylov'
+        """
+        if "iterations" in changes and self.solver == "auto":
+            changes = {"solver": "krylov", **changes}
+        return replace(self, **changes)
 
     def with_recovery(self, recovery: Recovery | None = None) -> HfKcuOptions:
         """The same with a recovery round afterwards."""
@@ -150,13 +175,13 @@ PAPER = HfKcuOptions(
 )
 """As printed: sign, scale and all."""
 
-GRADIENT = HfKcuOptions(source="gradient")
+GRADIENT = HfKcuOptions(source="gradient", solver="krylov")
 """The corrected influence step: one gradient of the data to forget, filtered."""
 
-TRAJECTORY = HfKcuOptions(source="trajectory")
+TRAJECTORY = HfKcuOptions(source="trajectory", solver="krylov")
 """The vector kept while training, filtered: needs nothing of the client that leaves."""
 
-UNFILTERED = HfKcuOptions(source="trajectory", influence_decay=False, tau=0.5, recovery=Recovery())
+UNFILTERED = HfKcuOptions(source="trajectory", solver="krylov", influence_decay=False, tau=0.5, recovery=Recovery())
 """A control: what the trajectory source does without its filter, in the longest step that tau allows."""
 
 

@@ -1,23 +1,26 @@
-"""The client's influence and its Krylov filter, asked for through an Engine."""
+"""The client's influence and its filter, asked for through an Engine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.krylov import Product, Solution, conjugate_gradient, lanczos
 from expunge.core.preconditioner import nystrom
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, ask_mean, expect
-from expunge.federation.fedavg import Schedule
-from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, Indices, Sum
+from expunge.federation.engine import Engine, ask_each, ask_factors, ask_mean
+from expunge.federation.fedavg import Schedule, derived_seed
+from expunge.federation.tasks import CurvatureFactors, CurvatureProduct, Draw, Gradient, Indices, Sum
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.request import Parties
+
+Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,14 @@ class Influence:
     right_side: Tensor
     contributions: dict[str, float]
     known: Tensor | None = None
+
+    def unfiltered(self, damping: float) -> Tensor:
+        """The influence itself."""
+        if self.known is not None:
+            return self.known
+        if damping == 0:
+            raise RequestError("Without damping there is no unfiltered influence: give a damping above 0.")
+        return self.right_side / damping
 
 
 def causal_weights(kind: str, parties: Parties, gradient_norms: Mapping[str, float]) -> dict[str, float]:
@@ -64,7 +75,7 @@ def owners_gradients(engine: Engine, model: Snapshot, parties: Parties) -> dict[
     """Line 4 of Algorithm 1: each owner's mean gradient on its data to forget."""
     require_reachable(parties)
     tasks = {name: Gradient(model, only=indices) for name, indices in parties.owners.items()}
-    return {name: reply.total / reply.count for name, reply in expect(engine.ask(tasks), Sum).items()}
+    return {name: reply.total / reply.count for name, reply in ask_each(engine, tasks, Sum).items()}
 
 
 def forgotten_gradient(engine: Engine, model: Snapshot, parties: Parties, options: HfKcuOptions) -> Influence:
@@ -94,11 +105,33 @@ def require_reachable(parties: Parties) -> None:
         )
 
 
+def survives(kind: str, damping: float, schedule: Schedule | None) -> Function:
+    """How much of a pull is left along directions of curvature e, by the chosen filter.
+
+    Example:
+        >>> survives("damped", 0.5, None)(torch.tensor([0.0, 0.5]))
+        tensor([1.0000, 0.5000])
+    """
+    if damping == 0:
+        raise RequestError("Without damping there is no filter: give a damping above 0.")
+
+    def damped(curvature: Tensor, factor: float = 1.0) -> Tensor:
+        return factor * damping / (curvature + factor * damping)
+
+    if kind == "damped":
+        return damped
+    if schedule is None:
+        raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
+    if kind == "rounds":
+        return schedule.survival
+    return lambda curvature: (schedule.survival(curvature) + damped(curvature, 3.0)) / 2
+
+
 def apply_filter(
     product: Product, influence: Influence, damping: float, schedule: Schedule | None, options: HfKcuOptions
 ) -> tuple[Tensor, Solution | None]:
-    """``lambda (G + lambda)^-1`` of the influence by CG, or the filter of the rounds by Lanczos, or none at all."""
-    if options.influence_decay and options.filter == "damped":
+    """``lambda (G + lambda)^-1`` of the influence by CG, any other filter by Lanczos."""
+    if options.filter == "damped":
         solution = conjugate_gradient(
             product,
             influence.right_side,
@@ -111,21 +144,27 @@ def apply_filter(
             smallest_eigenvalue=0.0 if options.curvature == "ggn" else None,
         )
         return solution.vector, solution
-    if influence.known is None and damping == 0:
-        raise RequestError("Without damping there is no unfiltered influence: give a damping above 0.")
-    unfiltered = influence.known if influence.known is not None else influence.right_side / damping
-    if not options.influence_decay:
-        return unfiltered, None
-    if schedule is None:
-        raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
-    return lanczos(product, unfiltered, options.iterations).apply(schedule.survival), None
+    survived = survives(options.filter, damping, schedule)
+    return lanczos(product, influence.unfiltered(damping), options.iterations).apply(survived), None
+
+
+def kronecker_curvature(
+    engine: Engine, model: Snapshot, clients: Mapping[str, Indices], counts: Mapping[str, int], options: HfKcuOptions
+) -> KroneckerCurvature:
+    """The curvature of these clients' samples layer by layer, each client by its size: one message."""
+    draws = spread(options, clients, counts)
+    tasks = {
+        name: CurvatureFactors(model, derived_seed(options.seed, "targets", name), draws[name], left_out)
+        for name, left_out in clients.items()
+    }
+    return KroneckerCurvature(ask_factors(engine, tasks), model.layers())
 
 
 def curvature_product(
     engine: Engine, model: Snapshot, clients: Mapping[str, Indices], counts: Mapping[str, int], options: HfKcuOptions
 ) -> Product:
     """``v -> G v`` (or rows times G) over these clients' samples, each client by its size: one message a call."""
-    draws = spread(options.samples, clients, counts, options.seed)
+    draws = spread(options, clients, counts)
 
     def product(vector: Tensor) -> Tensor:
         rows = vector if vector.dim() == 2 else vector[None]
@@ -139,23 +178,16 @@ def curvature_product(
 
 
 def spread(
-    samples: int | str | None,
-    clients: Mapping[str, Indices],
-    counts: Mapping[str, int],
-    seed: int,
-    from_back: bool = False,
+    options: HfKcuOptions, clients: Mapping[str, Indices], counts: Mapping[str, int], from_back: bool = False
 ) -> dict[str, Draw | None]:
-    """Draws of about ``samples`` in all, by client size, at least one each; None is everything.
-
-    ``auto`` is a tenth of what there is, but at least 100 and at most 1000.
-    """
+    """Draws of about ``options.samples`` in all, by client size, at least one each; None is everything."""
+    samples = options.samples
+    assert samples != "auto", "hf_kcu decides before it draws"
     left = {name: counts[name] - len(left_out) for name, left_out in clients.items()}
     total = sum(left.values())
-    if isinstance(samples, str):
-        samples = min(max(total // 10, 100), 1000)
     if samples is None or samples >= total:
         return dict.fromkeys(clients)
-    return {name: Draw(math.ceil(samples * count / total), seed, from_back) for name, count in left.items()}
+    return {name: Draw(math.ceil(samples * count / total), options.seed, from_back) for name, count in left.items()}
 
 
 def _preconditioner(product: Product, like: Tensor, damping: float, options: HfKcuOptions) -> Product | None:

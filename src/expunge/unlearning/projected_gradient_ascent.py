@@ -29,7 +29,7 @@ from torch import Tensor
 
 from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, expect, measured
+from expunge.federation.engine import Engine, ask_each, measured
 from expunge.federation.fedavg import ServerState, TrainingPlan, derived_seed
 from expunge.federation.tasks import Train, Trained
 from expunge.unlearning.gradient_ascent import ascended, require_positive
@@ -125,7 +125,7 @@ def reference_model(engine: Engine, model: Snapshot, parties: Parties, plan: Tra
         kept = () if indices is None else tuple(sorted(set(range(parties.counts[name])) - set(indices)))
         seed = derived_seed(plan.seed, "local", name)
         tasks[name] = Train(model, plan.epochs, plan.batch_size, plan.learning_rate, seed, kept)
-    replies = expect(engine.ask(tasks), Trained)
+    replies = ask_each(engine, tasks, Trained)
     rest = sum(parties.counts.values()) - sum(parties.forgotten_counts.values())
     pull = weighted_sum((r.update for r in replies.values()), (r.count / rest for r in replies.values()))
     return model.moved(model.parameters - pull)

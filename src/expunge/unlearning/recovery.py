@@ -10,7 +10,7 @@ from torch import Tensor
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, expect
+from expunge.federation.engine import Engine, ask_each
 from expunge.federation.fedavg import ServerState, TrainingPlan, aggregate, average_buffers
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import Buffers, Draw, Indices, NormStatistics, Trained
@@ -88,7 +88,7 @@ def retained_round(
     tasks = {name: plan.task(model, number, name, left_out) for name, left_out in retained.items()}
     if draws is not None:
         tasks = {name: replace(tasks[name], draw=draw) for name, draw in draws.items()}
-    replies = expect(engine.ask(tasks), Trained)
+    replies = ask_each(engine, tasks, Trained)
     if change is None:
         return replies
     return {name: replace(reply, update=change(reply.update, model)) for name, reply in replies.items()}
@@ -140,6 +140,6 @@ def refreshed_buffers(engine: Engine, model: Snapshot, state: ServerState, parti
         return model
     batch_size = state.schedule.batch_size if state.schedule is not None else 64
     tasks = {name: NormStatistics(model, batch_size, left_out) for name, left_out in parties.retained.items()}
-    replies = expect(engine.ask(tasks), Buffers)
+    replies = ask_each(engine, tasks, Buffers)
     buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
     return replace(model, buffers=buffers)

@@ -80,7 +80,8 @@ class Method:
                 raise RequestError(
                     f"The method {self.name!r} has no option {name!r}; it has {', '.join(sorted(known))}."
                 )
-        return replace(self, options=replace(self.options, **changes))
+        changed = getattr(self.options, "changed", None)  # where one option decides another
+        return replace(self, options=changed(**changes) if changed else replace(self.options, **changes))
 
     def __call__(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
         """Run it with its own options."""

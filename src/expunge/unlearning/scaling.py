@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from expunge.core.vectors import Snapshot
-from expunge.federation.engine import Engine, ask_mean
-from expunge.federation.tasks import Losses
+from expunge.errors import NumericalError
+from expunge.federation.engine import Engine, ask_each
+from expunge.federation.tasks import Losses, Sum
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.influence import spread
 from expunge.unlearning.request import Parties
 
 LENGTHS = tuple(2.0 ** (-j / 2) for j in range(12))
-"""Step lengths that the trust region tries, all in one message."""
+"""Step lengths that the trust region tries: the whole step, which mostly is safe, then all others in one message."""
 
 
 def adaptive_scale(raw: Tensor, parameters: Tensor, beta: float) -> float:
@@ -29,6 +32,20 @@ def adaptive_scale(raw: Tensor, parameters: Tensor, beta: float) -> float:
     return min(1.0, beta * float(torch.linalg.vector_norm(parameters)) / norm) if norm else 1.0
 
 
+@dataclass(frozen=True)
+class RetainedLoss:
+    """What the step does to those who stay, at several lengths of which the first is 0.
+
+    Attributes:
+        means: the mean loss.
+        rises: how much higher than the first it is, where no client speaks better of the step than the second best:
+            one that lies about its losses can then hide little of what the others lose.
+    """
+
+    means: tuple[float, ...]
+    rises: tuple[float, ...]
+
+
 def trust_region(
     engine: Engine, model: Snapshot, step: Tensor, parties: Parties, options: HfKcuOptions
 ) -> tuple[float | None, dict[str, float]]:
@@ -36,17 +53,67 @@ def trust_region(
 
     The loss is taken on retained samples other than those that made the curvature, as far as there are others.
     """
-    losses = retained_losses(engine, model, step, (0.0, *LENGTHS), parties, options)
-    before, after = losses[0], dict(zip(LENGTHS, losses[1:], strict=True))
-    safe = [length for length in LENGTHS if after[length] <= before + options.tau]
-    length = safe[0] if safe and math.isfinite(before) else None
-    return length, {"retained_loss_before": before, "retained_loss_after": after[length] if length else before}
+    before = math.nan
+    for lengths in (LENGTHS[:1], LENGTHS[1:]):
+        loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
+        before = loss.means[0]
+        for length, mean, rise in zip(lengths, loss.means[1:], loss.rises[1:], strict=True):
+            if math.isfinite(before) and rise <= options.tau:
+                return length, {"retained_loss_before": before, "retained_loss_after": mean}
+    return None, {"retained_loss_before": before, "retained_loss_after": before}
 
 
-def retained_losses(
+def lowest_loss(
+    engine: Engine,
+    model: Snapshot,
+    way: Tensor,
+    lengths: tuple[float, ...],
+    parties: Parties,
+    options: HfKcuOptions,
+) -> tuple[float, dict[str, float]]:
+    """The t with the lowest ``L_r(theta - t way)`` among those, 0 included, at which it does not rise."""
+    loss = retained_loss(engine, model, way, lengths, parties, options)
+    safe = [(mean, length) for mean, length, rise in zip(loss.means, lengths, loss.rises, strict=True) if rise <= 0]
+    mean, length = min(safe, default=(loss.means[0], 0.0))
+    return length, {"retained_loss_before": loss.means[0], "retained_loss_after": mean}
+
+
+def retained_loss(
     engine: Engine, model: Snapshot, step: Tensor, lengths: tuple[float, ...], parties: Parties, options: HfKcuOptions
-) -> list[float]:
-    """Mean loss of the retained clients at ``theta - t step`` for several t, in one message."""
-    draws = spread(options.samples, parties.retained, parties.counts, options.seed, from_back=True)
+) -> RetainedLoss:
+    """The loss of those who stay at ``theta - t step`` for several t, the first 0.
+
+    It comes from the server's own data where there is some, else from the clients in one message.
+    """
+    if engine.validation is not None:
+        reply = engine.validation.perform(Losses(model, step, lengths))
+        assert isinstance(reply, Sum)
+        engine.cost.sample_gradients += reply.sample_gradients
+        return combined([reply])
+    draws = spread(options, parties.retained, parties.counts, from_back=True)
     tasks = {name: Losses(model, step, lengths, draws[name], left_out) for name, left_out in parties.retained.items()}
-    return [float(loss) for loss in ask_mean(engine, tasks)]
+    replies = ask_each(engine, tasks, Sum)
+    broken = [name for name, reply in replies.items() if not math.isfinite(reply.total[0])]
+    if 0 < len(broken) < len(replies):
+        raise NumericalError(
+            f"Client {broken[0]!r} replied a loss that is NaN or infinite: the model is left as it was."
+        )
+    return combined(list(replies.values()))
+
+
+def combined(replies: Sequence[Sum]) -> RetainedLoss:
+    """The mean over all samples, and its rise with nobody's own below the second lowest (of three or more clients).
+
+    Example:
+        >>> told = [Sum(torch.tensor([1.0, 1.0 + rise]), 1, 0.0) for rise in (0.1, 0.2, -9.0)]
+        >>> round(combined(told).rises[1], 4)
+        0.1333
+    """
+    totals = torch.stack([reply.total for reply in replies]).double().cpu()
+    counts = torch.tensor([float(reply.count) for reply in replies], dtype=torch.float64)
+    # What is NaN or infinite is not safe, not even where it is minus infinity.
+    risen = ((totals - totals[:, :1]) / counts[:, None]).nan_to_num(math.inf, math.inf, math.inf)
+    if len(replies) >= 3:
+        risen = risen.clamp(min=risen.kthvalue(2, dim=0).values)
+    rises = counts @ risen / counts.sum()
+    return RetainedLoss(tuple((totals.sum(dim=0) / counts.sum()).tolist()), tuple(rises.tolist()))

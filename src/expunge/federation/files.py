@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, and a server's state inside one."""
+"""Files and folders that appear whole or not at all, and a server's state inside a folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import nn
 
-from expunge.bench.scenario import Federation
 from expunge.errors import DataError, RequestError
 from expunge.federation.checkpoint import load_snapshot, save_snapshot
 from expunge.federation.fedavg import Schedule, ServerState
@@ -26,29 +26,29 @@ STAGING = ".staging-"
 """What half-made folders begin with; then comes the process."""
 
 
-def save_state(state: ServerState, federation: Federation, folder: Path) -> None:
-    """Write the model and whatever else the state keeps, one safetensors file each."""
+def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
+    """Write the state's model, of this architecture, and whatever else it keeps, one safetensors file each."""
     folder.mkdir(exist_ok=True)
     if state.shards is not None:
         state.shards.save(folder / "shards.safetensors")  # the model is theirs
     else:
-        save_snapshot(state.model, federation.model, folder / "model.safetensors")
+        save_snapshot(state.model, model, folder / "model.safetensors")
     if state.memory is not None:
         state.memory.save(folder / "memory.safetensors")
     if state.history is not None:
         state.history.save(folder / "history.safetensors")
 
 
-def load_state(federation: Federation, folder: Path, schedule: Schedule | None) -> ServerState:
-    """Read it back, the model onto the federation's device; what is kept beside it goes there when it is used."""
-    device = next(federation.model.parameters()).device
+def load_state(model: nn.Module, folder: Path, schedule: Schedule | None) -> ServerState:
+    """Read it back onto the architecture's device; what is kept beside the model goes there when it is used."""
+    device = next(model.parameters()).device
     memory_file, history_file = folder / "memory.safetensors", folder / "history.safetensors"
     memory = Memory.load(memory_file) if memory_file.exists() else None
     history = History.load(history_file) if history_file.exists() else None
     if (shards_file := folder / "shards.safetensors").exists():
         shards = Shards.load(shards_file, device)
         return ServerState(shards.model, schedule, memory, history, shards)
-    return ServerState(load_snapshot(federation.model, folder / "model.safetensors"), schedule, memory, history)
+    return ServerState(load_snapshot(model, folder / "model.safetensors"), schedule, memory, history)
 
 
 def appear(target: Path, fill: Callable[[Path], None]) -> None:
@@ -99,6 +99,19 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise RequestError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,0 +1,306 @@
+"""The Gauss-Newton matrix as Kronecker products, layer by layer: what a single pass over the data can tell of it.
+
+A layer's weights act as ``z = W a``, with 1 appended to the inputs a where there is a bias, so the gradient of one
+sample is ``sum over positions of g a'``, with g the gradient in z. Where inputs and gradients are about independent,
+the layer's block of the matrix is (Martens & Grosse 2015; Grosse & Martens 2016 for convolutions)
+
+    G ~ (sum of a a' over positions) x (mean of g g' over positions),
+
+an outer product of two small matrices, whose eigenvectors diagonalise it: any function of G is then applied exactly,
+with no solve. The gradients g are those of targets drawn from the model's own predictions, not of the labels: their
+mean square is the Gauss-Newton matrix. What is left out: the curvature between layers.
+
+Parameters of other layers (norms, embeddings, grouped convolutions) get the diagonal: with random signs, the gradient
+of a few samples together has, in expectation, the sum of their squares as its square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from expunge.core.curvature import differentiable_attention, require_evaluation_mode
+from expunge.core.losses import Loss
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import DataError, NumericalError
+
+CHUNK = 250
+PARTS = 40
+"""At least so many groups of samples estimate a diagonal."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A layer whose curvature is a Kronecker product: its name, and the sides of its two factors.
+
+    ``inputs`` counts the appended 1 where ``bias`` is True.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that it covers."""
+        prefix = f"{self.name}." if self.name else ""
+        return (f"{prefix}weight", f"{prefix}bias") if self.bias else (f"{prefix}weight",)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers its two symmetric factors take."""
+        return _triangle(self.inputs) + _triangle(self.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Means over samples, as one flat vector: of each block the two factors' triangles, then the diagonal, then l2."""
+
+    values: Tensor
+    blocks: tuple[Block, ...]
+
+
+def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0) -> Factors:
+    """The factors of the mean loss's curvature over these inputs: one forward and one backward pass.
+
+    Args:
+        model: the architecture, in evaluation mode.
+        snapshot: parameters and buffers.
+        inputs: the samples; their labels are not looked at.
+        loss: says what the model's predictions mean.
+        seed: of the drawn targets.
+
+    Example:
+        >>> from expunge.core.losses import SquaredError
+        >>> model = nn.Linear(2, 1, bias=False).eval()
+        >>> found = kronecker_factors(model, Snapshot.of(model), torch.tensor([[1.0, 2.0]]), SquaredError())
+        >>> found.blocks, found.values[:3]  # the triangle of a a'
+        ((Block(name='', inputs=2, outputs=1, bias=False),), tensor([1., 2., 4.]))
+    """
+    require_evaluation_mode(model)
+    if not len(inputs):
+        raise DataError("Curvature needs at least one sample.")
+    layout = Layout.of(model)
+    pass_ = _Pass(model, snapshot, layout, inputs[:1])
+    generator = torch.Generator().manual_seed(seed)
+    size = min(CHUNK, -(-len(inputs) // PARTS)) if pass_.others else CHUNK
+    for part in torch.split(inputs, size):
+        pass_.add(part, loss, generator)
+    values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * len(inputs)])]) / len(inputs)
+    if not bool(torch.isfinite(values).all()):
+        raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
+    return Factors(values, pass_.blocks)
+
+
+class KroneckerCurvature:
+    """The curvature ``G`` whose factors are known, diagonalised.
+
+    Args:
+        factors: means over all samples.
+        layout: where each parameter lies in the flat vector.
+    """
+
+    def __init__(self, factors: Factors, layout: Layout) -> None:
+        sizes = {name: shape.numel() for name, shape in layout.shapes}
+        covered = {name: block for block in factors.blocks for name in block.parameters}
+        rest = [(name, size) for name, size in sizes.items() if name not in covered]
+        expected = sum(block.numbers for block in factors.blocks) + sum(size for _, size in rest) + 1
+        fits = factors.values.shape == (expected,) and all(
+            block.inputs * block.outputs == sum(sizes.get(name, 0) for name in block.parameters)
+            for block in factors.blocks
+        )
+        if not fits:
+            raise DataError("The curvature factors do not fit the model: they are of another architecture.")
+        self._layout = layout
+        self._l2 = float(factors.values[-1])
+        self._bases: list[tuple[Block, Tensor, Tensor, Tensor]] = []
+        at = 0
+        for block in factors.blocks:
+            sides = []
+            for side in (block.inputs, block.outputs):
+                triangle = factors.values[at : at + _triangle(side)]
+                at += _triangle(side)
+                values, vectors = torch.linalg.eigh(_symmetric(triangle.double(), side))
+                sides.append((values.clamp(min=0.0), vectors.to(factors.values)))
+            (of_inputs, left), (of_outputs, right) = sides
+            self._bases.append((block, left, right, torch.outer(of_outputs, of_inputs)))
+        self._diagonal = {}
+        for name, size in rest:
+            self._diagonal[name] = factors.values[at : at + size].double()
+            at += size
+
+    def apply(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
+        """``f(G) v`` for a function of eigenvalues, given and returned as a tensor of any shape.
+
+        Example:
+            >>> factors = Factors(torch.tensor([4.0, 0.0, 1.0, 2.0, 0.0]), (Block("", 2, 1, False),))
+            >>> layout = Layout.of(nn.Linear(2, 1, bias=False))
+            >>> KroneckerCurvature(factors, layout).apply(lambda e: e, torch.tensor([1.0, 1.0]))
+            tensor([8., 2.])
+        """
+        parts = self._layout.unflatten(vector)
+        found: dict[str, Tensor] = {}
+        for block, left, right, eigenvalues in self._bases:
+            names = block.parameters
+            matrix = parts[names[0]].flatten(1)
+            if block.bias:
+                matrix = torch.cat([matrix, parts[names[1]][:, None]], dim=1)
+            factor = function(eigenvalues + self._l2).to(matrix)
+            matrix = right @ ((right.T @ matrix @ left) * factor) @ left.T
+            found[names[0]] = (matrix[:, :-1] if block.bias else matrix).reshape(parts[names[0]].shape)
+            if block.bias:
+                found[names[1]] = matrix[:, -1]
+        for name, diagonal in self._diagonal.items():
+            found[name] = parts[name] * function(diagonal + self._l2).to(vector).view_as(parts[name])
+        return self._layout.flatten(found)
+
+
+class _Pass:
+    """Adds up factors over parts of the data, with hooks on the layers."""
+
+    def __init__(self, model: nn.Module, snapshot: Snapshot, layout: Layout, sample: Tensor) -> None:
+        self._model, self._snapshot = model, snapshot
+        self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
+        self._layers = _called(model, self._layers_of(model, layout), self._tensors(), sample)
+        self.blocks = tuple(_block(name, layer) for name, layer in self._layers.items())
+        covered = {name for block in self.blocks for name in block.parameters}
+        self.others = [name for name, _ in layout.shapes if name not in covered]
+        zero = snapshot.parameters.new_zeros
+        self._inputs = {block.name: zero(block.inputs, block.inputs) for block in self.blocks}
+        self._outputs = {block.name: zero(block.outputs, block.outputs) for block in self.blocks}
+        self._squares = {name: torch.zeros_like(self._own[name]) for name in self.others}
+        self._samples = 0
+
+    @staticmethod
+    def _layers_of(model: nn.Module, layout: Layout) -> dict[str, nn.Linear | nn.Conv2d]:
+        """Layers whose every use is ``W a``, and whose weight is trained and nobody else's."""
+        trained = {name for name, _ in layout.shapes}
+        owners: dict[int, int] = {}
+        for _, parameter in model.named_parameters(remove_duplicate=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+        found: dict[str, nn.Linear | nn.Conv2d] = {}
+        for name, module in model.named_modules():
+            if not _is_product(module):
+                continue
+            prefix = f"{name}." if name else ""
+            bias_is_trained = module.bias is None or f"{prefix}bias" in trained
+            alone = all(owners.get(id(p)) == 1 for p in (module.weight, module.bias) if p is not None)
+            if f"{prefix}weight" in trained and bias_is_trained and alone:
+                found[name] = module
+        return found
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self._own, **self._snapshot.buffers}
+
+    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator) -> None:
+        """One more part of the data."""
+        self._samples = len(inputs)
+        tensors = self._tensors()
+        for name in self._own:
+            tensors[name] = self._own[name].clone().requires_grad_()  # outputs must have a gradient to look at
+        handles = [layer.register_forward_hook(self._watch(name)) for name, layer in self._layers.items()]
+        try:
+            with differentiable_attention():
+                outputs = functional_call(self._model, tensors, (inputs,))
+        finally:
+            for handle in handles:
+                handle.remove()
+        targets, weights = loss.sampled_targets(outputs.detach(), generator)
+        signs = 2.0 * torch.randint(2, (len(inputs),), generator=generator).to(weights) - 1
+        total = torch.dot(signs * weights.sqrt(), loss.per_sample(outputs, targets))
+        # All parameters are asked for, so that the backward pass comes by every layer's hook.
+        gradients = torch.autograd.grad(total, [tensors[name] for name in self._own], allow_unused=True)
+        for name, gradient in zip(self._own, gradients, strict=True):
+            if name in self._squares and gradient is not None:
+                self._squares[name] += gradient.square()
+
+    def _watch(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            rows = _positions(layer, inputs[0].detach())
+            self._inputs[name] += rows.T @ rows
+            positions = len(rows) / self._samples
+
+            def backward(gradient: Tensor) -> None:
+                columns = gradient.movedim(1, -1) if isinstance(layer, nn.Conv2d) else gradient
+                columns = columns.reshape(len(rows), -1)
+                self._outputs[name] += columns.T @ columns / positions
+
+            # A tensor's own hook sees the gradient of this value even where a later layer works in place.
+            outputs.register_hook(backward)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def totals(self) -> list[Tensor]:
+        """Sums over all samples so far, in the order of the flat vector."""
+        found = []
+        for block in self.blocks:
+            for matrix in (self._inputs[block.name], self._outputs[block.name]):
+                rows, columns = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
+                found.append(matrix[rows, columns])
+        return [*found, *(self._squares[name].flatten() for name in self.others)]
+
+
+def _is_product(module: nn.Module) -> bool:
+    """Whether the layer is exactly ``W a + b``: torch's own, not a subclass that does something else."""
+    if isinstance(module, nn.Linear):
+        return type(module).forward is nn.Linear.forward
+    return (
+        isinstance(module, nn.Conv2d)
+        and type(module).forward is nn.Conv2d.forward
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def _called(
+    model: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], tensors: dict[str, Tensor], sample: Tensor
+) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Those layers that the forward pass calls; torch's attention uses the weights of one that it never calls."""
+    seen: set[str] = set()
+
+    def noting(name: str) -> Callable[..., None]:
+        return lambda *_: seen.add(name)
+
+    handles = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]
+    try:
+        with torch.no_grad(), differentiable_attention():
+            functional_call(model, tensors, (sample,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: layer for name, layer in layers.items() if name in seen}
+
+
+def _block(name: str, layer: nn.Linear | nn.Conv2d) -> Block:
+    bias = layer.bias is not None
+    return Block(name, layer.weight[0].numel() + bias, len(layer.weight), bias)
+
+
+def _positions(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """One row for each sample and position: what the weights are multiplied with, 1 appended where there is a bias."""
+    if isinstance(layer, nn.Conv2d):
+        assert not isinstance(layer.padding, str)
+        patches = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        rows = patches.transpose(1, 2).reshape(-1, patches.shape[1])
+    else:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+    return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1) if layer.bias is not None else rows
+
+
+def _triangle(side: int) -> int:
+    return side * (side + 1) // 2
+
+
+def _symmetric(triangle: Tensor, side: int) -> Tensor:
+    matrix = triangle.new_zeros(side, side)
+    rows, columns = torch.triu_indices(side, side, device=triangle.device)
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    return matrix

@@ -1,0 +1,231 @@
+"""Kronecker factors: exact where the mathematics says so, checked against dense float64 matrices elsewhere."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from cases import CASES, LARGE_CASES, Case, case
+from expunge.core.kronecker import Block, Factors, KroneckerCurvature, kronecker_factors
+from expunge.core.losses import CrossEntropy, SquaredError
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import DataError, ModelError, NumericalError
+
+DOUBLE = torch.float64
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def curvature_of(model: nn.Module, inputs: Tensor, loss, seed: int = 0) -> KroneckerCurvature:
+    return KroneckerCurvature(kronecker_factors(model, Snapshot.of(model), inputs, loss, seed=seed), Layout.of(model))
+
+
+def dense(curvature: KroneckerCurvature, size: int, function=lambda e: e) -> Tensor:
+    return torch.stack([curvature.apply(function, row) for row in torch.eye(size, dtype=DOUBLE)])
+
+
+def gauss_newton(model: nn.Module, inputs: Tensor, loss) -> Tensor:
+    """The dense matrix by Jacobians, sharing no code with expunge."""
+    named = {name: p.detach() for name, p in model.named_parameters()}
+    sizes = [p.numel() for p in named.values()]
+    flat = torch.cat([p.flatten() for p in named.values()])
+
+    def outputs(theta: Tensor, x: Tensor) -> Tensor:
+        parts = {n: part.view_as(p) for (n, p), part in zip(named.items(), theta.split(sizes), strict=True)}
+        return functional_call(model, {**parts, **dict(model.named_buffers())}, (x[None],))[0]
+
+    jacobians = vmap(jacrev(outputs), (None, 0))(flat, inputs)
+    with torch.no_grad():
+        p = model(inputs).softmax(dim=1)
+    inner = (
+        torch.diag_embed(p) - p[:, :, None] * p[:, None]
+        if isinstance(loss, CrossEntropy)
+        else torch.eye(p.shape[1], dtype=DOUBLE).expand(len(p), -1, -1)
+    )
+    found = torch.einsum("nop,noq,nqr->pr", jacobians, inner, jacobians) / len(inputs)
+    return found + loss.l2 * torch.eye(len(flat), dtype=DOUBLE)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_least_squares_is_exact_up_to_the_drawn_targets(bias):
+    """One linear layer under squared error: G = I x E[a a'] whatever the data; only E[g g'] is drawn."""
+    model = nn.Linear(5, 3, bias=bias).double().eval()
+    inputs = torch.randn(40_000, 5, generator=seeded(), dtype=DOUBLE) @ torch.randn(
+        5, 5, generator=seeded(1), dtype=DOUBLE
+    )
+    loss = SquaredError(l2=0.3)
+    found, exact = dense(curvature_of(model, inputs, loss), Layout.of(model).size), gauss_newton(model, inputs, loss)
+    assert float((found - exact).norm() / exact.norm()) < 0.03
+    assert float((found - found.T).norm() / found.norm()) < 1e-12
+
+
+def test_the_inputs_factor_is_not_drawn_at_all():
+    model = nn.Linear(4, 2).double().eval()
+    inputs = torch.randn(7, 4, generator=seeded(), dtype=DOUBLE)
+    factors = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy())
+    rows = torch.cat([inputs, torch.ones(7, 1, dtype=DOUBLE)], dim=1)
+    expected = (rows.T @ rows / 7)[tuple(torch.triu_indices(5, 5))]
+    torch.testing.assert_close(factors.values[:15], expected)
+    assert factors.blocks == (Block("", 5, 2, True),)
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 0, 1), (1, 2, 2)])
+def test_a_convolution_s_factors_are_those_of_its_patches(stride, padding, dilation):
+    layer = nn.Conv2d(2, 3, 3, stride=stride, padding=padding, dilation=dilation)
+    model = nn.Sequential(layer, nn.Flatten()).double().eval()
+    inputs = torch.randn(6, 2, 7, 6, generator=seeded(), dtype=DOUBLE)
+    factors = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError())
+    patches = F.unfold(inputs, 3, dilation, padding, stride)
+    rows = torch.cat([patches, torch.ones_like(patches[:, :1])], dim=1)
+    expected = torch.einsum("nit,njt->ij", rows, rows) / len(inputs)
+    torch.testing.assert_close(factors.values[: 19 * 20 // 2], expected[tuple(torch.triu_indices(19, 19))])
+    # Under squared error every output's gradient is drawn with variance 1: the outputs' factor is the identity.
+    many = kronecker_factors(model, Snapshot.of(model), inputs.repeat(3000, 1, 1, 1), SquaredError())
+    outputs = many.values[190 : 190 + 6]
+    torch.testing.assert_close(outputs, torch.eye(3, dtype=DOUBLE)[tuple(torch.triu_indices(3, 3))], atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["softmax-l2", "mlp", "cnn"])
+def test_its_blocks_are_near_the_dense_matrix_s_own_blocks(name):
+    """No theorem here, so only direction and size: a swapped factor, a lost bias or a wrong scale falls through."""
+    problem = case(name)
+    model = copy.deepcopy(problem.model)
+    problem.snapshot.write_to(model)
+    inputs = problem.inputs.repeat(200, *[1] * (problem.inputs.dim() - 1))
+    loss = CrossEntropy(l2=problem.loss.l2)
+    found, exact = dense(curvature_of(model, inputs, loss), problem.size), gauss_newton(model, problem.inputs, loss)
+    start = 0
+    for block in kronecker_factors(model, problem.snapshot, inputs[:50], loss).blocks:
+        size = block.inputs * block.outputs
+        own, true = found[start : start + size, start : start + size], exact[start : start + size, start : start + size]
+        start += size
+        assert cosine(own, true) > 0.6, block
+        assert 0.5 < float(own.trace() / true.trace()) < 2.0, block
+
+
+@pytest.mark.parametrize("problem", [*CASES, *LARGE_CASES], ids=lambda problem: problem.name)
+def test_every_architecture_has_factors_that_fit_it(problem: Case):
+    model = copy.deepcopy(problem.model)
+    problem.snapshot.write_to(model)
+    model.eval()
+    factors = kronecker_factors(model, problem.snapshot, problem.inputs, problem.loss)
+    curvature = KroneckerCurvature(factors, problem.snapshot.layers())
+    vector = torch.randn(problem.size, generator=seeded(), dtype=DOUBLE)
+    same = curvature.apply(torch.ones_like, vector)
+    torch.testing.assert_close(same, vector)
+    filtered = curvature.apply(lambda e: 0.1 / (e + 0.1), vector)
+    assert float(filtered.norm()) < float(vector.norm())
+    twice = curvature.apply(torch.sqrt, curvature.apply(torch.sqrt, vector))
+    torch.testing.assert_close(twice, curvature.apply(lambda e: e, vector), rtol=1e-6, atol=1e-9)
+
+
+class Normed(nn.Module):
+    """A norm with a trained scale beside layers, in-place activations and a shared weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 3, 2)
+        self.norm = nn.BatchNorm2d(3)
+        self.act = nn.ReLU(inplace=True)
+        self.last = nn.Linear(12, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.act(self.norm(self.first(inputs))).flatten(1))
+
+
+def test_other_parameters_get_the_diagonal():
+    torch.manual_seed(0)
+    model = Normed().double().eval()
+    inputs = torch.randn(12, 1, 3, 3, generator=seeded(), dtype=DOUBLE)
+    found = dense(curvature_of(model, inputs.repeat(400, 1, 1, 1), CrossEntropy()), Layout.of(model).size)
+    exact = gauss_newton(model, inputs, CrossEntropy())
+    norm = slice(15, 21)  # after the convolution's 12 + 3
+    ratio = found.diagonal()[norm] / exact.diagonal()[norm]
+    assert float((ratio - 1).abs().max()) < 0.4
+    off = found[norm, norm] - torch.diag(found.diagonal()[norm])
+    assert float(off.abs().max()) == 0
+
+
+def test_work_in_place_after_a_layer_changes_nothing():
+    torch.manual_seed(0)
+    inputs = torch.randn(30, 6, generator=seeded(), dtype=DOUBLE)
+    plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double().eval()
+    in_place = copy.deepcopy(plain)
+    in_place[1] = nn.ReLU(inplace=True)
+    found = [kronecker_factors(model, Snapshot.of(plain), inputs, CrossEntropy()).values for model in (plain, in_place)]
+    assert torch.equal(*found)
+
+
+def test_attention_s_projection_and_shared_weights_are_left_to_the_diagonal():
+    attention, tied = case("multihead-attention"), case("tied")
+    for problem, names in ((attention, {"classifier"}), (tied, set())):
+        model = copy.deepcopy(problem.model).eval()
+        factors = kronecker_factors(model, problem.snapshot, problem.inputs, problem.loss)
+        assert {block.name for block in factors.blocks} == names
+
+
+def test_frozen_layers_are_not_touched():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).double().eval()
+    model[0].weight.requires_grad_(False)
+    factors = kronecker_factors(model, Snapshot.of(model), torch.randn(5, 3, dtype=DOUBLE), CrossEntropy())
+    assert [block.name for block in factors.blocks] == ["1"]
+    KroneckerCurvature(factors, Layout.of(model))
+
+
+def test_chunks_add_up_and_clients_can_be_averaged():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
+    snapshot, inputs = Snapshot.of(model), torch.randn(600, 4, generator=seeded(), dtype=DOUBLE)
+    whole = kronecker_factors(model, snapshot, inputs, CrossEntropy())
+    parts = [kronecker_factors(model, snapshot, part, CrossEntropy()) for part in inputs.split((450, 150))]
+    mean = 0.75 * parts[0].values + 0.25 * parts[1].values
+    inputs_only = slice(0, 15)
+    torch.testing.assert_close(mean[inputs_only], whole.values[inputs_only])
+    assert cosine(mean, whole.values) > 0.999
+
+
+def test_the_same_seed_gives_the_same_factors_and_another_gives_others():
+    model = nn.Linear(4, 3).double().eval()
+    inputs = torch.randn(20, 4, dtype=DOUBLE)
+    first, again, other = (
+        kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), seed=seed).values for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("row", [[0.0, 1.0, -2.0], [9.0, 0.0, 1.0], [20.0, 0.0, 0.0]])
+def test_weighted_squares_of_drawn_gradients_are_the_output_hessian(row):
+    outputs = torch.tensor([row], dtype=DOUBLE).repeat(20_000, 1)
+    drawn, weights = CrossEntropy().sampled_targets(outputs, seeded())
+    p = outputs[0].softmax(0)
+    gradients = p - torch.eye(3, dtype=DOUBLE)[drawn]
+    found = torch.einsum("n,ni,nj->ij", weights, gradients, gradients) / len(drawn)
+    exact = torch.diag(p) - torch.outer(p, p)
+    assert float((found - exact).norm() / exact.norm()) < 0.02  # also where the model is sure of itself
+
+
+def test_what_does_not_fit_is_refused():
+    model = nn.Linear(4, 3).double().eval()
+    factors = kronecker_factors(model, Snapshot.of(model), torch.randn(5, 4, dtype=DOUBLE), CrossEntropy())
+    with pytest.raises(DataError, match="another architecture"):
+        KroneckerCurvature(factors, Layout.of(nn.Linear(4, 2)))
+    with pytest.raises(DataError, match="another architecture"):
+        KroneckerCurvature(Factors(factors.values[:-1], factors.blocks), Layout.of(model))
+    with pytest.raises(DataError, match="at least one sample"):
+        kronecker_factors(model, Snapshot.of(model), torch.empty(0, 4, dtype=DOUBLE), CrossEntropy())
+    with pytest.raises(NumericalError, match="NaN"):
+        kronecker_factors(model, Snapshot.of(model), torch.full((2, 4), torch.nan, dtype=DOUBLE), CrossEntropy())
+    with pytest.raises(ModelError, match="training mode"):
+        kronecker_factors(
+            Normed().double().train(), Snapshot.of(Normed().double()), torch.randn(2, 1, 3, 3), CrossEntropy()
+        )

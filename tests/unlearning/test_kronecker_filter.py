@@ -1,0 +1,154 @@
+"""The filter taken apart layer by layer, beside dense algebra; and what is chosen where nothing is said."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from expunge.core.losses import CrossEntropy, SquaredError
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import ModelError, RequestError
+from expunge.federation.engine import ask_factors
+from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
+from expunge.federation.local import LocalEngine
+from expunge.federation.memory import Memory
+from expunge.federation.tasks import CurvatureFactors, Draw
+from expunge.unlearning.hf_kcu import hf_kcu
+from expunge.unlearning.hf_kcu_options import TRAJECTORY, HfKcuOptions
+from expunge.unlearning.influence import survives
+from expunge.unlearning.request import Request
+from unlearning.convex import ConvexFederation, ridge
+
+LEAVER = Request.of("client-0")
+SCHEDULE = Schedule(learning_rate=0.1, local_steps=5, rounds=7)
+DEFAULT = HfKcuOptions()
+
+
+def many(copies: int = 300) -> tuple[ConvexFederation, ServerState]:
+    """Ridge regression, its samples repeated until what is drawn averages out, and vectors of any kind."""
+    few = ridge(3)
+    datasets = {name: (x.repeat(copies, 1), y.repeat(copies, 1)) for name, (x, y) in few.datasets.items()}
+    federation = ConvexFederation(SquaredError(l2=0.05), datasets, outputs=3)
+    generator, memory = torch.Generator().manual_seed(0), Memory()
+    for _ in range(4):
+        updates = {name: torch.randn(18, generator=generator, dtype=torch.float64) for name in datasets}
+        memory.record(updates, {name: len(x) for name, (x, _) in datasets.items()})
+    theta = Snapshot(torch.zeros(18, dtype=torch.float64), {}, Layout.of(federation.model))
+    return federation, ServerState(theta, SCHEDULE, memory)
+
+
+def dense_step(federation: ConvexFederation, state: ServerState, kind: str) -> Tensor:
+    """f(G) A with the retained clients' matrix written out: G = I x E[a a'] + l2 for squared error."""
+    inputs, _ = federation.pooled({"client-0": None})
+    matrix = torch.kron(torch.eye(3, dtype=torch.float64), inputs.T @ inputs / len(inputs))
+    values, vectors = torch.linalg.eigh(matrix + 0.05 * torch.eye(18, dtype=torch.float64))
+    damped = {factor: factor * SCHEDULE.damping / (values + factor * SCHEDULE.damping) for factor in (1.0, 3.0)}
+    contraction = (1 - 0.1 * values).clamp(0, 1) ** 5
+    rounds = torch.stack([contraction**number for number in range(7)]).mean(dim=0)
+    left = {"damped": damped[1.0], "rounds": rounds, "between": (rounds + damped[3.0]) / 2}[kind]
+    return vectors @ (left * (vectors.T @ state.memory.influence(["client-0"])))
+
+
+@pytest.mark.parametrize("kind", ["damped", "rounds", "between"])
+def test_on_one_linear_layer_it_is_the_dense_filter(kind):
+    federation, state = many()
+    options = dataclasses.replace(DEFAULT, solver="kronecker", filter=kind, samples=None, scaling="none")
+    outcome = hf_kcu(federation.engine().without(("client-0",)), state, LEAVER, options)
+    moved, exact = outcome.state.model.parameters - state.model.parameters, dense_step(federation, state, kind)
+    assert float((moved + exact).norm() / exact.norm()) < 0.02
+    # And Krylov, run to its end, is the same filter by another way.
+    krylov = dataclasses.replace(options, solver="krylov", iterations=18)
+    other = hf_kcu(federation.engine(), state, LEAVER, krylov).state.model.parameters - state.model.parameters
+    assert float((moved - other).norm() / other.norm()) < 0.02
+
+
+def test_factors_are_averaged_over_samples_not_over_clients():
+    federation = ridge(3)
+    model = Snapshot(torch.zeros(18, dtype=torch.float64), {}, Layout.of(federation.model))
+    names = ["client-1", "client-4"]
+    found = ask_factors(federation.engine(), {name: CurvatureFactors(model, seed=0) for name in names})
+    rows = torch.cat([federation.datasets[name][0] for name in names])
+    torch.testing.assert_close(found.values[:21], (rows.T @ rows / len(rows))[tuple(torch.triu_indices(6, 6))])
+    left_out = {name: CurvatureFactors(model, seed=0, exclude=(0, 1)) for name in names}
+    rows = torch.cat([federation.datasets[name][0][2:] for name in names])
+    found = ask_factors(federation.engine(), left_out)
+    torch.testing.assert_close(found.values[:21], (rows.T @ rows / len(rows))[tuple(torch.triu_indices(6, 6))])
+
+
+def test_it_costs_one_gradient_a_sample_and_one_message():
+    federation, state = many(copies=10)
+    engine = federation.engine()
+    engine.ask({name: CurvatureFactors(state.model, 0, Draw(20, 0)) for name in ("client-1", "client-2")})
+    assert (engine.cost.sample_gradients, engine.cost.rounds) == (40, 1)
+    outcome = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, scaling="none"))
+    assert outcome.cost.rounds == 1
+    retained = sum(len(x) for name, (x, _) in federation.datasets.items() if name != "client-0")
+    assert outcome.details["samples"] == max(retained // 5, 200)
+    assert outcome.details["samples"] <= outcome.cost.sample_gradients <= outcome.details["samples"] + 4
+
+
+def test_the_whole_step_is_tried_before_shorter_ones():
+    federation, state = many(copies=10)
+    roomy = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, tau=1e6))
+    assert roomy.details["steps"][0]["length"] == 1.0
+    assert roomy.cost.rounds == 2
+    tight = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, tau=0.05))
+    assert tight.details["steps"][0]["length"] < 1.0
+    assert tight.cost.rounds == 3 <= DEFAULT.expected_rounds <= 6
+
+
+def test_what_is_chosen_where_nothing_is_said():
+    federation, state = many(copies=2)
+    engine = federation.engine()
+
+    def chosen(state: ServerState, request: Request = LEAVER, **options) -> tuple[str, str, str]:
+        details = hf_kcu(engine, state, request, dataclasses.replace(DEFAULT, tau=1e6, **options)).details
+        return details["source"], details["solver"], details["filter"]
+
+    assert chosen(state) == ("trajectory", "kronecker", "between")
+    assert chosen(dataclasses.replace(state, schedule=None), damping=0.1) == ("trajectory", "kronecker", "damped")
+    unknown = dataclasses.replace(state, model=dataclasses.replace(state.model, layout=None))
+    assert chosen(unknown) == ("trajectory", "krylov", "damped")
+    assert chosen(state, preconditioner_rank=2) == ("trajectory", "krylov", "damped")
+    assert chosen(dataclasses.replace(state, memory=None)) == ("gradient", "krylov", "damped")
+    assert chosen(state, Request.of(samples={"client-1": [0, 1]})) == ("gradient", "krylov", "damped")
+
+
+def test_what_cannot_be_is_refused():
+    federation, state = many(copies=2)
+    with pytest.raises(RequestError, match="Gauss-Newton"):
+        HfKcuOptions(solver="kronecker", curvature="hessian")
+    with pytest.raises(RequestError, match="damping above 0"):
+        hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, damping=0.0))
+    unknown = dataclasses.replace(state, model=dataclasses.replace(state.model, layout=None))
+    with pytest.raises(ModelError, match="layer by layer"):
+        hf_kcu(federation.engine(), unknown, LEAVER, dataclasses.replace(DEFAULT, solver="kronecker"))
+    with pytest.raises(RequestError, match="learning rate"):
+        survives("between", 0.1, None)
+
+
+def test_a_client_that_pulled_alone_is_taken_back_whole():
+    """A network whose retained clients do not feel the leaver's direction: all of its pull goes, nothing else moves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    generator = torch.Generator().manual_seed(1)
+    datasets = {}
+    for number in range(4):
+        inputs = torch.randn(80, 4, generator=generator)
+        inputs[:, 0] = 1.0 if number == 0 else 0.0  # only the leaver has the first feature
+        datasets[f"client-{number}"] = (inputs, (inputs[:, 1] > 0).long())
+    engine = LocalEngine(model, CrossEntropy(), datasets)
+    start = Snapshot.of(model)
+    state = train(engine, start, TrainingPlan(rounds=5, epochs=2, batch_size=16, learning_rate=0.2))
+    outcome = hf_kcu(engine.without(("client-0",)), state, LEAVER, DEFAULT)
+    column = {
+        name: state_.layers().unflatten(state_.parameters)["0.weight"][:, 0]
+        for name, state_ in (("start", start), ("trained", state.model), ("forgot", outcome.state.model))
+    }
+    moved, left = column["trained"] - column["start"], column["forgot"] - column["start"]
+    assert float(moved.norm()) > 1e-3
+    assert float(left.norm() / moved.norm()) < 1e-4
+    by_krylov = hf_kcu(engine, state, LEAVER, dataclasses.replace(TRAJECTORY, iterations=30, samples=None))
+    both = [o.state.model.parameters - state.model.parameters for o in (outcome, by_krylov)]
+    assert float(torch.cosine_similarity(*both, dim=0)) > 0.9
