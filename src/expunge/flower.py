@@ -1,0 +1,202 @@
+"""Forgetting in a Flower federation: what the author of a Flower app needs.
+
+client_app.py    app = unlearnable(ClientApp(), site)             the site answers expunge's queries
+server_app.py    Recorder(FedAvg(), model=..., store=...)         trains, and keeps one vector per site
+forget(grid, "hospital-3", store=..., model=...) weeks later; the site may have gone
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from expunge.core.losses import as_loss
+from expunge.errors import ExpungeError, RequestError, SiteError
+from expunge.federation.client import Client
+from expunge.federation.flower import FlowerEngine
+from expunge.federation.flower_app import unlearnable, unlearning_mod
+from expunge.federation.flower_recorder import Recorder
+from expunge.federation.flower_site import Site
+from expunge.federation.journal import Journal, JournaledEngine
+from expunge.federation.local_data import LocalData, MapStyleDataset
+from expunge.federation.state_store import StateStore
+from expunge.unlearning.recovery import Recovery
+from expunge.unlearning.registry import Method, Outcome
+from expunge.unlearning.registry import method as registered
+from expunge.unlearning.request import Request
+
+__all__ = ["FlowerEngine", "Recorder", "Site", "abandon", "forget", "resume", "unlearnable", "unlearning_mod"]
+
+_log = logging.getLogger("flwr")  # what a ServerApp writes there is shown by `flwr run --stream`
+
+
+def forget(
+    grid: Grid,
+    sites: str | Sequence[str] = (),
+    *,
+    store: str | Path,
+    model: nn.Module,
+    samples: Mapping[str, Sequence[int]] | None = None,
+    method: str = "hf-kcu",
+    validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
+    loss: object = "cross_entropy",
+    l2: float = 0.0,
+    deadline: float = 900.0,
+    **options: Any,
+) -> Outcome:
+    """Take sites (or samples inside sites) out of the model that a ``Recorder`` keeps.
+
+    Afterwards the store holds the new model; the old one and the vectors of those who left are deleted. Where the
+    outcome did not succeed, or an error is raised, the store's model is as it was; after a crash, or an error on the
+    way, ``resume`` goes on where it was.
+
+    Args:
+        grid: from the ServerApp's main function.
+        sites: names of the sites to forget; they may be gone.
+        store: the Recorder's folder.
+        model: the architecture; its weights play no part.
+        samples: indices to forget inside sites that stay.
+        method: any method of ``expunge methods``.
+        validation: the server's own data, on which the safety belt then looks at the loss.
+        loss: of the validation data.
+        l2: of the validation data's loss.
+        deadline: seconds that one message round may take.
+        options: any option of that method, such as ``iterations=20`` or ``recovery=True``.
+
+    Returns:
+        What was done; ``outcome.write_to(model)`` puts the new weights into a model.
+    """
+    own, request = StateStore(store), Request.of(sites, samples)
+    asked = _described(request, method, options)
+    for name in set(request.clients) & set(own.book.departed):
+        raise RequestError(f"Site {name!r} was forgotten already.")
+    if own.book.pending not in (None, asked):
+        unfinished = ", ".join([*own.book.pending["clients"], *own.book.pending["samples"]])
+        raise RequestError(f"A request to forget {unfinished} is unfinished in {own.folder}: resume() or abandon() it.")
+    return _forgotten(grid, own, model, asked, _validation(validation, model, loss, l2), deadline)
+
+
+def resume(
+    grid: Grid,
+    *,
+    store: str | Path,
+    model: nn.Module,
+    validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
+    loss: object = "cross_entropy",
+    l2: float = 0.0,
+    deadline: float = 900.0,
+) -> Outcome:
+    """Finish a request that a crash or an error has cut off: the same result as if nothing had happened.
+
+    Args: as those of ``forget``; the request and its options are in the store.
+    """
+    own = StateStore(store)
+    if own.book.pending is None:
+        raise RequestError(f"Nothing is unfinished in {own.folder}.")
+    return _forgotten(grid, own, model, own.book.pending, _validation(validation, model, loss, l2), deadline)
+
+
+def abandon(store: str | Path) -> None:
+    """Give up an unfinished request, for instance because a site that should stay will not come back.
+
+    Model and vectors are those from before it; what the sites have replied so far is deleted.
+    """
+    own = StateStore(store)
+    own.write(dataclasses.replace(own.book, pending=None))
+
+
+def _forgotten(
+    grid: Grid,
+    store: StateStore,
+    model: nn.Module,
+    asked: Mapping[str, Any],
+    validation: Client | None,
+    deadline: float,
+) -> Outcome:
+    """Run the method on the sites that stay, with every finished round on disk, and let the store go on without."""
+    request, chosen, state = Request.of(asked["clients"], asked["samples"]), _configured(asked), store.load(model)
+    remembered = state.memory.clients if state.memory is not None else ()
+    parties = request.parties(store.book.counts, remembered)  # who trained; it need not be online
+    may_miss = getattr(chosen.options, "missing", "refuse") == "leave-out"
+    engine = FlowerEngine(
+        grid,
+        deadline=deadline,
+        wait_for=() if may_miss else [name for name in remembered if name not in parties.leaving],
+        validation=validation,
+        on_round=lambda done: _log.info("expunge: message round %d of forgetting is done", done),
+    )
+    # Who was forgotten earlier may still be online, and who is new has no part in the model yet.
+    engine = engine.without(set(engine.clients()) - set(remembered))
+    if store.book.pending is None:
+        store.write(dataclasses.replace(store.book, pending=asked))
+    journal = Journal(store.journal)
+    try:
+        outcome = chosen(JournaledEngine(engine, journal), state, request)
+    except ExpungeError as problem:
+        if not isinstance(problem, SiteError | RequestError) or len(journal) == 0:  # no use in going on
+            store.write(dataclasses.replace(store.book, pending=None))
+        raise
+    _finish(store, request, parties.leaving, outcome, model)
+    return outcome
+
+
+def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outcome: Outcome, model: nn.Module) -> None:
+    """Write down what came of it; the journal goes with the pending request, in the same move as the new state."""
+    record = {
+        "clients": list(request.clients),
+        "samples": {name: list(indices) for name, indices in request.samples.items()},
+        "method": outcome.method,
+        "succeeded": outcome.succeeded,
+        "cost": outcome.cost.as_dict(),
+        "warnings": list(outcome.warnings),
+        "details": outcome.details,
+    }
+    book = dataclasses.replace(store.book, pending=None, forgotten=(*store.book.forgotten, record))
+    if not outcome.succeeded:
+        store.write(book)
+        return
+    counts = {name: count for name, count in book.counts.items() if name not in leaving}
+    departed = (*book.departed, *leaving)
+    store.write(dataclasses.replace(book, counts=counts, departed=departed), outcome.state, model)
+
+
+def _described(request: Request, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The request as it stands in the store."""
+    samples = {name: list(indices) for name, indices in request.samples.items()}
+    plain = {name: _plain(value) for name, value in options.items()}
+    asked = {"clients": list(request.clients), "samples": samples, "method": method, "options": plain}
+    try:
+        described: dict[str, Any] = json.loads(json.dumps(asked))
+    except TypeError as problem:
+        raise RequestError(f"Options must be plain values, so that they can be written down: {problem}.") from problem
+    return described
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if isinstance(value, Recovery) else value
+
+
+def _configured(asked: Mapping[str, Any]) -> Method:
+    """The method with the options that were asked for."""
+    options = dict(asked["options"])
+    if options.get("recovery") is True:
+        options["recovery"] = Recovery()
+    elif isinstance(options.get("recovery"), Mapping):
+        options["recovery"] = Recovery(**options["recovery"])
+    return registered(asked["method"]).configured(**options)
+
+
+def _validation(
+    data: tuple[Tensor, Tensor] | MapStyleDataset | None, model: nn.Module, loss: object, l2: float
+) -> Client | None:
+    if data is None:
+        return None
+    return Client(LocalData(data, "validation"), copy.deepcopy(model), as_loss(loss, l2))

@@ -1,0 +1,305 @@
+"""What the Recorder keeps is what our own training keeps, whoever trains; and it refuses what would make it wrong."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, Krum
+from torch import nn
+
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
+from expunge.errors import DataError, ModelError, RequestError
+from expunge.federation.fedavg import TrainingPlan, train
+from expunge.federation.local import LocalEngine
+from expunge.federation.state_store import StateStore
+from expunge.flower import Recorder, Site, unlearnable, unlearning_mod
+from federation.small import Pairs, clients, mlp, norm_net
+from flower.example import TrainingGrid
+from flower.grid import Node
+
+DATA = clients(ada=9, bob=5, cyd=7)
+PLAN = TrainingPlan(rounds=3, epochs=2, batch_size=4, learning_rate=0.1)
+SETTINGS = {"learning_rate": 0.1, "batch_size": 4, "local_epochs": 2}
+
+
+def update(site: Site, model: nn.Module, number: int) -> None:
+    """Train the model in place, as our own clients do in round ``number``."""
+    start = Snapshot.of(model)
+    reply = site.client().perform(PLAN.task(start, number, site.name))
+    Snapshot(start.parameters + reply.update, reply.buffers, start.layout).write_to(model)
+
+
+def handlers(site: Site, architecture, spoil=lambda name, number, tensors: tensors) -> ClientApp:
+    """An app as authors write it: handlers that know nothing of expunge."""
+    app = ClientApp()
+
+    @app.train()
+    def training(message: Message, context: Context) -> Message:
+        number, model = message.content["config"]["server-round"] - 1, architecture()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        update(site, model, number)
+        arrays = ArrayRecord(spoil(site.name, number, model.state_dict()))
+        metrics = MetricRecord({"num-examples": len(site.data)})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluation(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": len(site.data), "reached": 1.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def sites(architecture=mlp) -> dict[str, Site]:
+    return {name: Site(name, architecture(), Pairs(data)) for name, data in DATA.items()}
+
+
+def federation(architecture=mlp, wrap=unlearnable, **options) -> TrainingGrid:
+    apps = [
+        wrap(handlers(site, architecture, **options), lambda _, site=site: site)
+        for site in sites(architecture).values()
+    ]
+    return TrainingGrid({101 + number: Node(app) for number, app in enumerate(apps)})
+
+
+def recorder(store, strategy=None, architecture=mlp, **changes) -> Recorder:
+    return Recorder(strategy or FedAvg(), model=architecture(), store=store, **{**SETTINGS, **changes})
+
+
+def start(grid, own: Recorder, rounds: int = PLAN.rounds, **more):
+    return own.start(grid, own.arrays, num_rounds=rounds, **more)
+
+
+def ours(architecture=mlp, plan=PLAN):
+    """The same training without Flower."""
+    pairs = {name: site.data for name, site in sites(architecture).items()}
+    return train(LocalEngine(architecture(), CrossEntropy(), pairs), Snapshot.of(architecture()), plan)
+
+
+def kept(store, architecture=mlp):
+    return StateStore(store).load(architecture())
+
+
+def same(one, other) -> None:
+    """Two states are the same but for the order of additions."""
+    torch.testing.assert_close(one.model.parameters, other.model.parameters, rtol=1e-9, atol=1e-12)
+    assert set(one.memory.clients) == set(other.memory.clients)
+    for name in other.memory.clients:
+        torch.testing.assert_close(one.memory.influence([name]), other.memory.influence([name]), rtol=1e-7, atol=1e-12)
+        assert one.memory.mass([name]) == pytest.approx(other.memory.mass([name]))
+
+
+@pytest.mark.parametrize("architecture", [mlp, norm_net])
+@pytest.mark.parametrize("strategy", [FedAvg, lambda: FedProx(proximal_mu=0.1)])
+def test_the_vectors_are_those_of_our_own_training(tmp_path, architecture, strategy):
+    result = start(federation(architecture), recorder(tmp_path / "store", strategy(), architecture))
+    state, reference = kept(tmp_path / "store", architecture), ours(architecture)
+    same(state, reference)
+    assert state.schedule == reference.schedule
+    for name, buffer in reference.model.buffers.items():
+        assert state.model.buffers[name].dtype == buffer.dtype
+        if buffer.is_floating_point():
+            torch.testing.assert_close(state.model.buffers[name], buffer)
+        else:  # the strategy takes the mean of counters, too
+            mean = float(result.arrays[name].numpy())
+            assert mean % 1 > 0.5
+            assert int(state.model.buffers[name]) == round(mean)
+
+
+def test_the_result_of_training_is_the_strategys_own(tmp_path):
+    recorded = start(federation(), recorder(tmp_path / "store"))
+    own = mlp()
+    plain = FedAvg().start(federation(wrap=lambda app, _: app), ArrayRecord(own.state_dict()), num_rounds=PLAN.rounds)
+    for name, array in plain.arrays.items():  # sites are drawn in any order, so sums are rounded otherwise
+        np.testing.assert_allclose(recorded.arrays[name].numpy(), array.numpy(), rtol=1e-12)
+    assert recorded.evaluate_metrics_clientapp[3]["reached"] == 1.0
+
+
+def test_a_legacy_client_is_recorded_under_its_name(tmp_path):
+    """Its arrays have numbers instead of names, and its app is one client function."""
+
+    class Legacy(NumPyClient):
+        def __init__(self, site: Site) -> None:
+            self.site, self.model = site, mlp()
+
+        def fit(self, parameters, config):
+            names = self.model.state_dict()
+            tensors = (torch.from_numpy(np.asarray(array)) for array in parameters)
+            self.model.load_state_dict(dict(zip(names, tensors, strict=True)))
+            update(self.site, self.model, config["server-round"] - 1)
+            return [tensor.numpy() for tensor in self.model.state_dict().values()], len(self.site.data), {}
+
+    def app(site: Site) -> ClientApp:
+        return ClientApp(
+            client_fn=lambda context: Legacy(site).to_client(), mods=[unlearning_mod(lambda context: site)]
+        )
+
+    keys = {"arrayrecord_key": "fitins.parameters", "configrecord_key": "fitins.config"}
+    strategy = FedAvg(fraction_evaluate=0.0, weighted_by_key="num_examples", **keys)
+    grid = TrainingGrid({101 + number: Node(app(site)) for number, site in enumerate(sites().values())})
+    start(grid, recorder(tmp_path / "store", strategy))
+    same(kept(tmp_path / "store"), ours())
+
+
+def test_training_goes_on_where_the_store_is(tmp_path):
+    start(federation(), recorder(tmp_path / "store"), rounds=1)
+
+    class Shifted(FedAvg):  # rounds are counted anew in every run
+        def configure_train(self, server_round, arrays, config, grid):
+            return super().configure_train(server_round + 1, arrays, config, grid)
+
+    start(federation(), recorder(tmp_path / "store", Shifted()), rounds=2)
+    same(kept(tmp_path / "store"), ours())
+    assert kept(tmp_path / "store").schedule.rounds == 3
+    assert len(list((tmp_path / "store").glob("state-*"))) == 1
+
+
+def test_partial_participation_and_a_failed_site(tmp_path):
+    """Only those who sent something are recorded, with their share of what was averaged."""
+    grid = federation()
+    away = {0: 103, 1: 101}
+    trained = {"rounds": 0}
+
+    def handle(message):
+        number = message.content["config"]["server-round"] - 1
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == away.get(number):
+            return [Message(Error(1, "out of memory"), reply_to=message)]
+        trained["rounds"] += message.metadata.message_type == "train"
+        return [grid.answer(message)]
+
+    grid.handle = handle
+    start(grid, recorder(tmp_path / "store"))
+    assert trained["rounds"] == 7
+    shares = json.loads(_metadata(tmp_path / "store")["rounds"])
+    assert [sorted(each) for each in shares] == [["ada", "bob"], ["bob", "cyd"], ["ada", "bob", "cyd"]]
+    assert shares[0]["ada"] == pytest.approx(9 / 14)
+    memory = kept(tmp_path / "store").memory
+    total = sum(memory._vectors.values())
+    assert float(total.norm()) < 1e-12  # in every round the pulls of those who took part cancel
+
+
+def _metadata(store):
+    from safetensors import safe_open
+
+    (file,) = store.glob("state-*/memory.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata()
+
+
+def test_sampled_sites(tmp_path):
+    start(federation(), recorder(tmp_path / "store", FedAvg(fraction_train=0.7)), rounds=4)
+    shares = json.loads(_metadata(tmp_path / "store")["rounds"])
+    assert [len(each) for each in shares] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedAdam,
+        FedMedian,
+        Krum,
+        lambda: FedTrimmedAvg(beta=0.34),
+        lambda: FedAvgM(server_momentum=0.9),
+        lambda: FedAvgM(server_learning_rate=0.5),
+    ],
+)
+def test_a_strategy_that_does_not_average_is_refused(tmp_path, strategy):
+    chosen = strategy()
+    with pytest.raises(RequestError, match=f"^{type(chosen).__name__} does not take the plain weighted mean"):
+        start(federation(), recorder(tmp_path / "store", chosen))
+    rounds = StateStore(tmp_path / "store").book.number
+    assert rounds == (1 if isinstance(chosen, FedAvgM) and chosen.server_momentum else 0)  # momentum begins with 2
+
+
+def test_a_site_left_out_of_the_average_is_noticed(tmp_path):
+    class Careless(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            return super().aggregate_train(server_round, list(replies)[1:])
+
+    with pytest.raises(RequestError, match="plain weighted mean"):
+        start(federation(), recorder(tmp_path / "store", Careless()))
+
+
+def test_a_reply_with_a_nan_is_reported_by_name_and_not_recorded(tmp_path):
+    def spoil(name, number, tensors):
+        return {key: t * float("nan") for key, t in tensors.items()} if (name, number) == ("bob", 1) else tensors
+
+    with pytest.raises(DataError, match="'bob'"):
+        start(federation(spoil=spoil), recorder(tmp_path / "store"))
+    assert StateStore(tmp_path / "store").book.number == 1
+    kept(tmp_path / "store").model.require_finite()
+
+
+def test_a_site_without_a_name_or_with_anothers_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="wrap the ClientApp with unlearnable"):
+        start(federation(wrap=lambda app, site: app), recorder(tmp_path / "store"))
+    ada = sites()["ada"]
+    with pytest.raises(RequestError, match="Two sites call themselves 'ada'"):
+        start(federation(wrap=lambda app, site: unlearnable(app, lambda _: ada)), recorder(tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_another_model_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="The arrays are of another model: 2 of them, where the model has 4"):
+        recorder(tmp_path / "store").start(federation(), ArrayRecord(nn.Linear(2, 2).state_dict()), num_rounds=1)
+    start(federation(), recorder(tmp_path / "store"), rounds=1)
+    with pytest.raises(RequestError, match=r"start from recorder\.arrays"):
+        recorder(tmp_path / "store").start(federation(), ArrayRecord(mlp(seed=3).state_dict()), num_rounds=1)
+    with pytest.raises(RequestError, match="another learning rate, batch size or number of local epochs"):
+        recorder(tmp_path / "store", learning_rate=0.2)
+    with pytest.raises(ModelError, match="another architecture"):
+        recorder(tmp_path / "store", architecture=norm_net)
+
+
+def test_only_the_parameters_that_train_may_be_sent(tmp_path):
+    def frozen():
+        model = mlp()
+        model[0].requires_grad_(False)
+        return model
+
+    def spoil(name, number, tensors):
+        return {key: tensor for key, tensor in tensors.items() if key.startswith("2.")}
+
+    class Partial(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            whole = {**ArrayRecord(frozen().state_dict()), **arrays}
+            return super().configure_train(server_round, ArrayRecord(whole), config, grid)
+
+    start(federation(frozen, spoil=spoil), recorder(tmp_path / "store", Partial(), frozen))
+    same(kept(tmp_path / "store", frozen), ours(frozen))
+
+
+def test_handlers_may_be_registered_before_and_after():
+    site, seen = sites()["ada"], []
+    app = unlearnable(handlers(site, mlp), lambda _: site)
+
+    @app.query("greeting")
+    def greeting(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"said": ConfigRecord({"hello": "there"})}), reply_to=message)
+
+    @app.lifespan()
+    def lifespan(context: Context):
+        seen.append("begun")
+        yield
+        seen.append("ended")
+
+    grid = TrainingGrid({101: Node(app)})
+    asked = Message(RecordDict(), dst_node_id=101, message_type="query.greeting")
+    (reply,) = grid.send_and_receive([asked])
+    assert reply.content["said"]["hello"] == "there"
+    assert "expunge" not in reply.content
+    assert seen == ["begun", "ended"]
+
+
+def test_an_app_that_cannot_train_says_so_as_before():
+    site = sites()["ada"]
+    grid = TrainingGrid({101: Node(unlearnable(ClientApp(), lambda _: site))})
+    (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=101, message_type="train")])
+    assert reply.has_error()
