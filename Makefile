@@ -5,7 +5,7 @@ READY := .venv/.ready
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint docs benchmark clean
+.PHONY: help demo demo-flower test test-fast test-faults lint docs benchmark clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,11 +19,17 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train a small federation, forget a poisoned client, compare with retraining
 	$(BIN)/expunge demo --out runs/demo
 
+demo-flower: $(READY)  ## the same on a real Flower deployment on this machine: TLS, keys, a site that has gone
+	$(BIN)/python examples/flower-deployment/deploy.py --out runs/demo-flower
+
 test: lint  ## lint, types and every test
 	$(BIN)/python -m pytest -n auto -q
 
 test-fast: $(READY)  ## the tests that take no more than a few seconds each
 	$(BIN)/python -m pytest -n auto -q -m 'not slow'
+
+test-faults: $(READY)  ## kill sites and servers of a Flower deployment in mid-forget, half an hour
+	$(BIN)/python -m pytest -q -s tests/faults
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

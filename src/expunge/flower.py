@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from expunge.core.losses import as_loss
 from expunge.errors import ExpungeError, RequestError, SiteError
 from expunge.federation.client import Client
-from expunge.federation.flower import FlowerEngine
-from expunge.federation.flower_app import unlearnable, unlearning_mod
-from expunge.federation.flower_recorder import Recorder
-from expunge.federation.flower_site import Site
+from expunge.federation.flower.app import unlearnable, unlearning_mod
+from expunge.federation.flower.engine import FlowerEngine
+from expunge.federation.flower.recorder import Recorder
+from expunge.federation.flower.site import Site
 from expunge.federation.journal import Journal, JournaledEngine
 from expunge.federation.local_data import LocalData, MapStyleDataset
 from expunge.federation.state_store import StateStore

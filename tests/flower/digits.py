@@ -18,7 +18,7 @@ from expunge.core.vectors import Snapshot
 from expunge.data.datasets import load
 from expunge.federation.engine import Engine
 from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.flower_site import Site
+from expunge.federation.flower.site import Site
 from expunge.federation.local import LocalEngine
 from expunge.models.digits import DigitsNet
 from expunge.unlearning.hf_kcu import hf_kcu
@@ -65,7 +65,7 @@ def simulate(folder: Path) -> None:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from expunge.federation.flower import FlowerEngine
+    from expunge.federation.flower.engine import FlowerEngine
     from flower.grid import site_app
 
     app = ServerApp()

@@ -19,11 +19,11 @@ from expunge import errors
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError, SiteError
-from expunge.federation import flower_site
 from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.flower import FlowerEngine
-from expunge.federation.flower_records import NAME, TENSORS
-from expunge.federation.flower_site import HELLO, TASK, Site
+from expunge.federation.flower import site as flower_site
+from expunge.federation.flower.engine import FlowerEngine
+from expunge.federation.flower.records import NAME, TENSORS
+from expunge.federation.flower.site import HELLO, TASK, Site
 from expunge.federation.local import LocalEngine
 from expunge.federation.tasks import CurvatureProduct, Gradient, payload_bytes
 from expunge.federation.wire import WIRE_VERSION

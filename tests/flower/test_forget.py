@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from expunge.core.losses import CrossEntropy
 from expunge.errors import DataError, NumericalError, RequestError, SiteError
-from expunge.federation.flower_site import HELLO
+from expunge.federation.flower.site import HELLO
 from expunge.federation.local import LocalEngine
 from expunge.federation.state_store import StateStore
 from expunge.flower import Site, abandon, forget, resume, unlearnable

@@ -84,8 +84,9 @@ def test_it_costs_one_gradient_a_sample_and_one_message():
     outcome = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, scaling="none"))
     assert outcome.cost.rounds == 1
     retained = sum(len(x) for name, (x, _) in federation.datasets.items() if name != "client-0")
-    assert outcome.details["samples"] == max(retained // 5, 200)
-    assert outcome.details["samples"] <= outcome.cost.sample_gradients <= outcome.details["samples"] + 4
+    assert outcome.details["samples"] == outcome.cost.sample_gradients == retained < 2000
+    federation, state = many(copies=30)
+    assert hf_kcu(federation.engine(), state, LEAVER, DEFAULT).details["samples"] == 2000
 
 
 def test_the_whole_step_is_tried_before_shorter_ones():
@@ -95,7 +96,25 @@ def test_the_whole_step_is_tried_before_shorter_ones():
     assert roomy.cost.rounds == 2
     tight = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, tau=0.05))
     assert tight.details["steps"][0]["length"] < 1.0
-    assert tight.cost.rounds == 3 <= DEFAULT.expected_rounds <= 6
+    assert tight.details["steps"][0]["filter"] == "damped"
+    assert tight.cost.rounds == 4 <= DEFAULT.expected_rounds <= 6
+
+
+def test_the_gentler_filter_is_taken_where_the_sharper_one_costs_more_than_half_of_tau():
+    federation, state = many(copies=10)
+
+    def taken(**options) -> dict:
+        return hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, **options)).details["steps"][0]
+
+    rises = {}
+    for kind in ("between", "damped"):
+        alone = taken(filter=kind, tau=1e6)
+        assert (alone["filter"], alone["length"]) == (kind, 1.0)
+        rises[kind] = alone["retained_loss_after"] - alone["retained_loss_before"]
+    assert rises["between"] > rises["damped"] > 0
+    loose, strict = taken(tau=2.2 * rises["between"]), taken(tau=1.8 * rises["between"])
+    assert (loose["filter"], loose["length"]) == ("between", 1.0)
+    assert (strict["filter"], strict["length"]) == ("damped", 1.0)
 
 
 def test_what_is_chosen_where_nothing_is_said():
@@ -104,7 +123,7 @@ def test_what_is_chosen_where_nothing_is_said():
 
     def chosen(state: ServerState, request: Request = LEAVER, **options) -> tuple[str, str, str]:
         details = hf_kcu(engine, state, request, dataclasses.replace(DEFAULT, tau=1e6, **options)).details
-        return details["source"], details["solver"], details["filter"]
+        return details["source"], details["solver"], details["steps"][0]["filter"]
 
     assert chosen(state) == ("trajectory", "kronecker", "between")
     assert chosen(dataclasses.replace(state, schedule=None), damping=0.1) == ("trajectory", "kronecker", "damped")

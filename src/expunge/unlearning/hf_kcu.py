@@ -22,6 +22,7 @@ several local steps keep FedAvg from a stationary point; the trajectory source a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -54,7 +55,7 @@ from expunge.unlearning.registry import Need, Outcome, register
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.scaling import adaptive_scale, lowest_loss, retained_loss, trust_region
 
-AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (5, 200, 2000)}
+AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (1, 1, 2000)}
 """What ``samples="auto"`` is: one in so many of the retained, but at least and at most."""
 
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -72,19 +73,20 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     """
     options, parties = _prepared(engine, state, request, options)
     damping = _damping(state, options)
-    chosen = {name: getattr(options, name) for name in ("source", "solver", "filter", "samples")}
+    chosen = {name: getattr(options, name) for name in ("source", "solver", "samples")}
     details: dict[str, Any] = {**chosen, "damping": damping, "steps": []}
     model, warnings = state.model, _warnings_beforehand(state, parties, options)
     with measured(engine) as cost:
         for number in range(options.steps):
             # Lines 2 to 16: the influence of the data to forget, filtered by k Krylov steps.
             if options.curvature_of == "owners":
-                step, record = _solve_at_owners(engine, model, parties, damping, options)
+                steps, record = _solve_at_owners(engine, model, parties, damping, options)
             else:
-                step, record = _solve_on_server(engine, state, model, parties, damping, options, number)
+                steps, record = _solve_on_server(engine, state, model, parties, damping, options, number)
             # Lines 17 and 18: adaptive scaling.
-            length, losses = _length(engine, model, step, parties, options)
-            details["steps"].append({**record, **losses, "length": length, "norm": float(step.norm())})
+            used, length, losses = _length(engine, model, steps, parties, options)
+            step = steps[used]
+            details["steps"].append({**record, **losses, "filter": used, "length": length, "norm": float(step.norm())})
             if length is None:
                 reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
                 break
@@ -143,9 +145,8 @@ def _chosen(options: HfKcuOptions, state: ServerState, parties: Parties) -> HfKc
         able = options.curvature == "ggn" and options.curvature_of != "owners" and not options.preconditioner_rank
         factored = able and options.source == "trajectory" and state.model.layout is not None
         options = replace(options, solver="kronecker" if factored else "krylov")
-    by_factors = options.solver == "kronecker"
-    if options.filter == "auto":
-        options = replace(options, filter="between" if by_factors and state.schedule is not None else "damped")
+    if options.filter == "auto" and options.solver == "krylov":
+        options = replace(options, filter="damped")
     if options.samples == "auto":
         left = sum(parties.counts[name] - len(left_out) for name, left_out in parties.retained.items())
         share, least, most = AUTO_SAMPLES[options.solver]
@@ -175,7 +176,7 @@ def _damping(state: ServerState, options: HfKcuOptions) -> float:
 
 def _solve_at_owners(
     engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
-) -> tuple[Tensor, dict[str, Any]]:
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """As printed: each owner solves with its own curvature, and sends ``alpha_i scale_i v_i``; the others send zero."""
     raws, norms, solves = _owners_solutions(engine, model, parties, damping, options)
     factors = contribution_factors(options, parties, norms)
@@ -186,7 +187,7 @@ def _solve_at_owners(
         sent = factors[name] * scale * raw
         contributions[name] = float(torch.linalg.vector_norm(sent))
         step += sent
-    return step, {"contributions": contributions, "solves": solves}
+    return {options.filter: step}, {"contributions": contributions, "solves": solves}
 
 
 def _owners_solutions(
@@ -217,8 +218,8 @@ def _solve_on_server(
     damping: float,
     options: HfKcuOptions,
     number: int,
-) -> tuple[Tensor, dict[str, Any]]:
-    """Corrected: one solve on the server, with curvature products of the clients that stay."""
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Corrected: the filter on the server, with the curvature of the clients that stay; gentler steps come later."""
     if options.source == "trajectory":
         assert state.memory is not None
         known = state.memory.influence(parties.leaving).to(model.parameters)
@@ -231,28 +232,38 @@ def _solve_on_server(
     clients = parties.retained if options.curvature_of == "retained" else dict.fromkeys(parties.counts, ())
     record: dict[str, Any] = {"contributions": influence.contributions}
     if not options.influence_decay:
-        return influence.unfiltered(damping), record
+        return {"none": influence.unfiltered(damping)}, record
     if options.solver == "kronecker":
+        filters = {kind: survives(kind, damping, state.schedule) for kind in _filters(options, state)}
         curvature = kronecker_curvature(engine, model, clients, parties.counts, options)
-        return curvature.apply(survives(options.filter, damping, state.schedule), influence.unfiltered(damping)), record
+        unfiltered = influence.unfiltered(damping)
+        return {kind: curvature.apply(survived, unfiltered) for kind, survived in filters.items()}, record
     product = curvature_product(engine, model, clients, parties.counts, options)
     step, solution = apply_filter(product, influence, damping, state.schedule, options)
     if solution is not None:
         record["solves"] = {"server": _diagnosis(solution)}
-    return step, record
+    return {options.filter: step}, record
+
+
+def _filters(options: HfKcuOptions, state: ServerState) -> tuple[str, ...]:
+    """The filters to be tried, all from the same factors."""
+    if options.filter != "auto":
+        return (options.filter,)
+    return ("between", "damped") if state.schedule is not None else ("damped",)
 
 
 def _length(
-    engine: Engine, model: Snapshot, step: Tensor, parties: Parties, options: HfKcuOptions
-) -> tuple[float | None, dict[str, float]]:
-    """The step's length t by the chosen kind of adaptive scaling."""
-    if not bool(torch.isfinite(step).all()):
+    engine: Engine, model: Snapshot, steps: Mapping[str, Tensor], parties: Parties, options: HfKcuOptions
+) -> tuple[str, float | None, dict[str, float]]:
+    """Which of the steps, and its length t, by the chosen kind of adaptive scaling."""
+    if not all(bool(torch.isfinite(step).all()) for step in steps.values()):
         raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
     if options.scaling == "trust-region":
-        return trust_region(engine, model, step, parties, options)
+        return trust_region(engine, model, steps, parties, options)
+    first = next(iter(steps))
     if options.scaling == "norm" and options.curvature_of != "owners":
-        return adaptive_scale(step, model.parameters, options.beta), {}
-    return 1.0, {}
+        return first, adaptive_scale(steps[first], model.parameters, options.beta), {}
+    return first, 1.0, {}
 
 
 def _final_refusal(

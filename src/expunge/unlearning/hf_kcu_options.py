@@ -40,11 +40,12 @@ class HfKcuOptions:
         iterations: k of conjugate gradient or Lanczos; kronecker has none.
         damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
         samples: how many retained samples the curvature uses, spread by client size, and how many others the trust
-            region looks at; ``auto`` is a tenth of them, but 100 to 1000 (kronecker: a fifth, 200 to 2000); None is
+            region looks at; ``auto`` is a tenth of them, but 100 to 1000 (kronecker: all, but at most 2000); None is
             all.
         filter: what is left of a pull along a direction of curvature e. ``damped`` is lambda/(e + lambda); ``rounds``
             the exact wearing-down of the rounds; ``between`` the mean of ``rounds`` and of ``damped`` with 3 lambda;
-            ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos), between for kronecker.
+            ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos); for kronecker it is between,
+            or damped where between would cost those who stay more than half of tau.
         influence_decay: False leaves the influence unfiltered.
         scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
             printed cap at beta ||theta||; ``none`` takes t = 1.
@@ -141,7 +142,7 @@ class HfKcuOptions:
             each = 1 if self.source != "gradient" else 2
         else:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
-        each += 2 if self.scaling == "trust-region" else 0
+        each += 3 if self.scaling == "trust-region" else 0
         return self.steps * each + (2 if self.recovery else 0)
 
     def changed(self, **changes: Any) -> HfKcuOptions:

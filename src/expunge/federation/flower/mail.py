@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from expunge.federation.flower_records import payload_bytes
+from expunge.federation.flower.records import payload_bytes
 
 FIRST_LOOK = 0.05
 """Seconds until replies are looked for; then longer and longer, up to the engine's ``poll``."""

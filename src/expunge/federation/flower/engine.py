@@ -18,10 +18,10 @@ from flwr.serverapp import Grid
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError, SiteError
 from expunge.federation.client import Client
 from expunge.federation.engine import Cost
-from expunge.federation.flower_mail import Letter, Mail, listed
-from expunge.federation.flower_members import Activation, Member, greet, greeted, judge, note_stranger, told
-from expunge.federation.flower_records import facts_of, packed_of, to_records
-from expunge.federation.flower_site import TASK
+from expunge.federation.flower.mail import Letter, Mail, listed
+from expunge.federation.flower.members import Activation, Member, greet, greeted, judge, note_stranger, told
+from expunge.federation.flower.records import facts_of, packed_of, to_records
+from expunge.federation.flower.site import TASK
 from expunge.federation.tasks import Reply, Task
 from expunge.federation.wire import WIRE_VERSION, pack, unpack
 

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from expunge.federation.flower_site import HELLO, TASK, MakeSite, answer_hello, answer_task
+from expunge.federation.flower.site import HELLO, TASK, MakeSite, answer_hello, answer_task
 
 _Decorator = Callable[[ClientAppCallable], ClientAppCallable]
 _Lifespan = Callable[[Context], Iterator[None]]
@@ -50,7 +50,7 @@ def unlearnable(app: ClientApp, site: MakeSite) -> ClientApp:
 
     Example:
         >>> import torch
-        >>> from expunge.federation.flower_site import Site
+        >>> from expunge.federation.flower.site import Site
         >>> data = (torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))
         >>> app = unlearnable(ClientApp(), lambda context: Site("ada", torch.nn.Linear(2, 2), data))
         >>> isinstance(app, ClientApp)

@@ -11,9 +11,9 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from expunge.federation.flower import FlowerEngine
-from expunge.federation.flower_app import unlearnable
-from expunge.federation.flower_site import Site
+from expunge.federation.flower.app import unlearnable
+from expunge.federation.flower.engine import FlowerEngine
+from expunge.federation.flower.site import Site
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Flower and ray call home unless told not to."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import ModelError, RequestError
 from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan
-from expunge.federation.flower_app import STAMP
+from expunge.federation.flower.app import STAMP
 from expunge.federation.memory import Memory
 from expunge.federation.state_store import StateStore
 

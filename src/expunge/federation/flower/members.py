@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 
 from expunge import __version__, errors
 from expunge.errors import ExpungeError, SiteError
-from expunge.federation.flower_mail import Letter, Mail, listed
-from expunge.federation.flower_records import facts_of, to_records
-from expunge.federation.flower_site import HELLO
+from expunge.federation.flower.mail import Letter, Mail, listed
+from expunge.federation.flower.records import facts_of, to_records
+from expunge.federation.flower.site import HELLO
 from expunge.federation.wire import WIRE_VERSION
 
 ATTEMPTS = 4

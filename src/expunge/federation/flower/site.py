@@ -17,7 +17,7 @@ from expunge.core.losses import as_loss
 from expunge.core.vectors import Layout
 from expunge.errors import DataError, ExpungeError
 from expunge.federation.client import Client
-from expunge.federation.flower_records import facts_of, packed_of, to_arrays, to_records, to_tensors
+from expunge.federation.flower.records import facts_of, packed_of, to_arrays, to_records, to_tensors
 from expunge.federation.local_data import LocalData, MapStyleDataset
 from expunge.federation.tasks import Task
 from expunge.federation.wire import WIRE_VERSION, UnknownModelError, pack, unpack

@@ -1,0 +1,53 @@
+"""One small deployment on loopback, with TLS and SuperNode authentication: everything real."""
+
+import shutil
+import time
+
+import pytest
+
+from expunge.errors import RequestError
+from expunge.federation.flower.deployment import Deployment
+from expunge.federation.flower.keys import make_site_keys
+from expunge.federation.flower.processes import RETRY
+from flower.hospitals import APP, LEAVER, Hospitals, left_behind, relative_difference, weights_in
+
+
+@pytest.mark.slow
+def test_forgets_a_site_that_is_away_as_the_local_engine_does_and_refuses_unregistered_ones(tmp_path):
+    hospitals = Hospitals(3)
+    store = hospitals.store(tmp_path / "store")
+    stay = {name: config for name, config in hospitals.configs.items() if name != LEAVER}
+    with Deployment(tmp_path / "deployment", stay) as deployment:
+        unknown_key = make_site_keys(tmp_path / "stranger").private
+        strangers = {name: deployment.start_site(name, key) for name, key in [("odd", unknown_key), ("keyless", None)]}
+        run = deployment.run(APP, {"forget": LEAVER, "store": str(store), "deadline": 120.0}, deadline=240.0)
+        still_there = [name for name, program in strangers.items() if program.running]
+        for program in strangers.values():
+            program.stop()
+        assert deployment.online() == set(stay)
+        assert left_behind(deployment.folder), "the processes of a deployment are to be seen"
+    assert run.completed, run.log
+    expected = hospitals.forgotten("hf-kcu") - hospitals.trained
+    assert relative_difference(weights_in(store) - hospitals.trained, expected) < 1e-5
+    assert not still_there
+    assert "Failed to activate SuperNode" in deployment.log_of("odd").read_text()
+    assert "Failed to initialize the connection" in deployment.log_of("keyless").read_text()
+    assert not left_behind(deployment.folder)
+    time.sleep(RETRY + 1.0)
+    assert not left_behind(deployment.folder), "a supervisor goes on after the end"
+
+
+def test_a_folder_with_an_earlier_deployment_is_refused(tmp_path):
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "superlink.db").touch()
+    with pytest.raises(RequestError, match="earlier deployment"):
+        Deployment(tmp_path, {})
+
+
+def test_what_was_started_is_stopped_when_the_start_fails(tmp_path):
+    """SuperLink is up and there is nothing to register: Flower's complaint comes through, and nothing is left."""
+    deployment = Deployment(tmp_path / "deployment", {"ada": {"name": "ada"}})
+    shutil.rmtree(deployment.folder / "sites" / "ada")
+    with pytest.raises(RequestError, match=r"supernode register.*does not exist"), deployment:
+        pass
+    assert not left_behind(deployment.folder)
