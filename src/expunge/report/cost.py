@@ -92,7 +92,7 @@ def _cost_frame(axes: Axes, results: Results, points: dict[str, tuple[float, flo
     if limits:
         axes.axhspan(limits["low"], limits["high"], facecolor=BAND, edgecolor=BAND, alpha=0.3, gid=NOISE, zorder=0)
         note = "how far apart retrained models are"
-        drawn.append(axes.text(0.985, limits["high"] * 0.95, note, transform=edge, ha="right", va="top", fontsize=10))
+        drawn.append(axes.text(0.985, limits["low"] * 1.05, note, transform=edge, ha="right", va="bottom", fontsize=10))
     plain_log_scale(axes, "x")
     plain_log_scale(axes, "y")
     axes.set_xlabel("times less work than retraining, in sample-gradients (right is cheaper)")

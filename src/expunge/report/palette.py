@@ -18,8 +18,8 @@ _METHODS = {
     "retrain-same-init": ("#0072B2", "d"),
     "hf-kcu-paper": ("#D55E00", "o"),
     "hf-kcu-gradient": ("#E69F00", "o"),
-    "hf-kcu-trajectory": ("#009E73", "o"),
-    "hf-kcu": ("#009E73", "*"),
+    "hf-kcu-trajectory": ("#004D40", "o"),
+    "hf-kcu": ("#009E73", "o"),
     "unfiltered": ("#661100", "o"),
     "gradient-ascent": ("#CC79A7", "X"),
     "projected-gradient-ascent": ("#CC79A7", "P"),
@@ -49,7 +49,7 @@ def colours(methods: list[str]) -> dict[str, str]:
 
     Example:
         >>> colours(["retrain", "hf-kcu-trajectory+recovery", "fine-tuning"])["hf-kcu-trajectory+recovery"]
-        '#009E73'
+        '#004D40'
     """
     chosen: dict[str, str] = {}
     others: dict[str, str] = {}
