@@ -350,6 +350,10 @@ class TestFolders:
         refused(expunge("forget", run, "--client", "client-0", "-k", "1"), "cannot be written")
         assert tree(run) == before
 
+    def test_the_deployed_demo_without_flower(self, tmp_path, expunge, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        refused(expunge("demo", "--engine", "flower", "--out", tmp_path / "new"), "pip install 'expunge[flower]'")
+
     def test_seeds_of_the_demo(self, tmp_path, expunge):
         refused(expunge("demo", "--out", tmp_path / "new", "--seeds", "1,x"), "whole numbers")
         assert not list(tmp_path.iterdir())

@@ -29,6 +29,7 @@ from expunge.errors import ExpungeError, RequestError  # noqa: E402
 from expunge.federation.flower.deployment import Deployment  # noqa: E402
 from expunge.federation.state_store import StateStore  # noqa: E402
 from expunge.progress import progress_bars  # noqa: E402
+from expunge.unlearning.registry import method  # noqa: E402
 from flower_app.task import ATTACKER, Net, load_data, test  # noqa: E402
 
 SITES = {
@@ -36,7 +37,7 @@ SITES = {
     for number in range(4)
 }
 TRAINING = {"num-server-rounds": 8, "local-epochs": 5}
-FORGETTING = {"forget": ATTACKER, "deadline": 300.0}
+FORGETTING = {"forget": ATTACKER, "method": "hf-kcu", "deadline": 300.0}
 LIMIT = 900.0
 """Seconds that one run may take."""
 
@@ -62,9 +63,12 @@ def main() -> None:
     keep = False
     try:
         rows = demonstrate(folder, console)
-    except ExpungeError as problem:
+    except Exception as problem:
         keep = True
-        sys.exit(f"error: {problem} (logs are in {folder})")
+        if isinstance(problem, ExpungeError):
+            sys.exit(f"error: {problem} (logs are in {folder})")
+        console.print(f"Logs are in {folder}.")
+        raise
     finally:
         if not keep:
             shutil.rmtree(folder)  # private keys, and SuperLink's database with what sites have sent
@@ -95,7 +99,11 @@ def demonstrate(folder: Path, console: Console) -> dict[str, dict[str, float]]:
         rows["trained"] = judged(stores["trained"], seconds, TRAINING["num-server-rounds"], sites=len(SITES))
         console.print(f"Trained in {seconds:.0f} s. Now {ATTACKER} is switched off, and asks to be forgotten ...")
         deployment.switch_off(ATTACKER)
-        seconds = run("forgetting", 6, FORGETTING | {"store": str(stores["trained"])})
+        seconds = run(
+            "forgetting",
+            method(FORGETTING["method"]).options.expected_rounds,
+            FORGETTING | {"store": str(stores["trained"])},
+        )
         rows["forgotten"] = judged(stores["trained"], seconds)
         console.print(f"Forgotten in {seconds:.0f} s. For comparison, the others train again without it ...")
         seconds = run("training again", TRAINING["num-server-rounds"], training | {"store": str(stores["retrained"])})

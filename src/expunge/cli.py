@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import runpy
 import sys
@@ -332,6 +333,8 @@ def _deployed_demo(out: Path, seeds: str | None, as_json: bool) -> None:
     """Run the deployment example; it stops everything that it started, also after Ctrl-C."""
     if seeds is not None:
         raise RequestError("--engine flower has a federation of its own, without --seeds.")
+    if importlib.util.find_spec("flwr") is None:
+        raise RequestError("Flower is not installed: pip install 'expunge[flower]'.")
     script = Path(expunge.__file__).parents[2] / "examples" / "flower-deployment" / "deploy.py"
     if not script.exists():
         raise RequestError("--engine flower runs an example of the source folder, and there is none here: clone it.")

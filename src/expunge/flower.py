@@ -28,6 +28,7 @@ from expunge.federation.flower.site import Site
 from expunge.federation.journal import Journal, JournaledEngine
 from expunge.federation.local_data import LocalData, MapStyleDataset
 from expunge.federation.state_store import StateStore
+from expunge.federation.wire import Packed
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome
 from expunge.unlearning.registry import method as registered
@@ -75,13 +76,18 @@ def forget(
         What was done; ``outcome.write_to(model)`` puts the new weights into a model.
     """
     own, request = StateStore(store), Request.of(sites, samples)
-    asked = _described(request, method, options)
-    for name in set(request.clients) & set(own.book.departed):
-        raise RequestError(f"Site {name!r} was forgotten already.")
-    if own.book.pending not in (None, asked):
-        unfinished = ", ".join([*own.book.pending["clients"], *own.book.pending["samples"]])
-        raise RequestError(f"A request to forget {unfinished} is unfinished in {own.folder}: resume() or abandon() it.")
-    return _forgotten(grid, own, model, asked, _validation(validation, model, loss, l2), deadline)
+    asked = _described(request, method, options, _digest(validation, loss, l2))
+    with own.alone():
+        for name in set(request.clients) & set(own.book.departed):
+            raise RequestError(f"Site {name!r} was forgotten already.")
+        pending = own.book.pending
+        if pending is not None and {**pending, "validation": None} != {**asked, "validation": None}:
+            unfinished = ", ".join([*pending["clients"], *pending["samples"]])
+            raise RequestError(
+                f"A request to forget {unfinished} is unfinished in {own.folder}: resume() or abandon() it."
+            )
+        _require_same_validation(own, asked["validation"])
+        return _forgotten(grid, own, model, asked, _validation(validation, model, loss, l2), deadline)
 
 
 def resume(
@@ -96,12 +102,14 @@ def resume(
 ) -> Outcome:
     """Finish a request that a crash or an error has cut off: the same result as if nothing had happened.
 
-    Args: as those of ``forget``; the request and its options are in the store.
+    Args: as those of ``forget``, with the same validation data; the request and its options are in the store.
     """
     own = StateStore(store)
-    if own.book.pending is None:
-        raise RequestError(f"Nothing is unfinished in {own.folder}.")
-    return _forgotten(grid, own, model, own.book.pending, _validation(validation, model, loss, l2), deadline)
+    with own.alone():
+        if own.book.pending is None:
+            raise RequestError(f"Nothing is unfinished in {own.folder}.")
+        _require_same_validation(own, _digest(validation, loss, l2))
+        return _forgotten(grid, own, model, own.book.pending, _validation(validation, model, loss, l2), deadline)
 
 
 def abandon(store: str | Path) -> None:
@@ -110,7 +118,8 @@ def abandon(store: str | Path) -> None:
     Model and vectors are those from before it; what the sites have replied so far is deleted.
     """
     own = StateStore(store)
-    own.write(dataclasses.replace(own.book, pending=None))
+    with own.alone():
+        own.write(dataclasses.replace(own.book, pending=None))
 
 
 def _forgotten(
@@ -126,15 +135,24 @@ def _forgotten(
     remembered = state.memory.clients if state.memory is not None else ()
     parties = request.parties(store.book.counts, remembered)  # who trained; it need not be online
     may_miss = getattr(chosen.options, "missing", "refuse") == "leave-out"
+    source = getattr(chosen.options, "source", None)
+    asks_owners = source == "gradient" or (source == "auto" and bool(request.samples))
+    needed = [name for name in remembered if asks_owners or name not in parties.leaving]
     engine = FlowerEngine(
         grid,
         deadline=deadline,
-        wait_for=() if may_miss else [name for name in remembered if name not in parties.leaving],
+        wait_for=() if may_miss else needed,
         validation=validation,
         on_round=lambda done: _log.info("expunge: message round %d of forgetting is done", done),
     )
     # Who was forgotten earlier may still be online, and who is new has no part in the model yet.
     engine = engine.without(set(engine.clients()) - set(remembered))
+    for name, count in engine.clients().items():
+        if count > (trained_with := store.book.counts.get(name, count)):
+            raise SiteError(
+                f"Site {name!r} announces {count} samples where it trained with {trained_with}: "
+                "let it use the data that it trained with; nothing was changed."
+            )
     if store.book.pending is None:
         store.write(dataclasses.replace(store.book, pending=asked))
     journal = Journal(store.journal)
@@ -168,11 +186,17 @@ def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outco
     store.write(dataclasses.replace(book, counts=counts, departed=departed), outcome.state, model)
 
 
-def _described(request: Request, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _described(request: Request, method: str, options: Mapping[str, Any], validation: str | None) -> dict[str, Any]:
     """The request as it stands in the store."""
     samples = {name: list(indices) for name, indices in request.samples.items()}
     plain = {name: _plain(value) for name, value in options.items()}
-    asked = {"clients": list(request.clients), "samples": samples, "method": method, "options": plain}
+    asked = {
+        "clients": list(request.clients),
+        "samples": samples,
+        "method": method,
+        "options": plain,
+        "validation": validation,
+    }
     try:
         described: dict[str, Any] = json.loads(json.dumps(asked))
     except TypeError as problem:
@@ -200,3 +224,21 @@ def _validation(
     if data is None:
         return None
     return Client(LocalData(data, "validation"), copy.deepcopy(model), as_loss(loss, l2))
+
+
+def _digest(data: tuple[Tensor, Tensor] | MapStyleDataset | None, loss: object, l2: float) -> str | None:
+    """What validation data and loss are known by: two tensors whole, of a dataset its length, first and last pair."""
+    if data is None:
+        return None
+    own = LocalData(data, "validation")
+    inputs, targets = own.take(range(len(own)) if isinstance(data, tuple) else [0, len(own) - 1])
+    described = {"samples": len(own), "loss": repr(as_loss(loss, l2))}
+    return Packed({"inputs": inputs, "targets": targets}, described).digest
+
+
+def _require_same_validation(store: StateStore, digest: str | None) -> None:
+    if store.book.pending is not None and store.book.pending.get("validation") != digest:
+        raise RequestError(
+            f"The unfinished request in {store.folder} was begun with other validation data or loss, or without: "
+            "give the same validation data, or abandon() it."
+        )

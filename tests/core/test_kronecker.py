@@ -229,3 +229,18 @@ def test_what_does_not_fit_is_refused():
         kronecker_factors(
             Normed().double().train(), Snapshot.of(Normed().double()), torch.randn(2, 1, 3, 3), CrossEntropy()
         )
+
+
+def test_negative_curvature_of_a_liar_does_not_make_the_step_longer():
+    """No honest samples make a negative diagonal, eigenvalue or l2; taken as they are they would blow the filter up."""
+    model = Normed().double().eval()
+    inputs = torch.randn(12, 1, 3, 3, generator=seeded(), dtype=DOUBLE)
+    factors = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy())
+    vector = torch.randn(Layout.of(model).size, generator=seeded(), dtype=DOUBLE)
+    for lie in (slice(-1, None), slice(-7, -1), slice(None)):
+        values = factors.values.clone()
+        values[lie] = -0.4999
+        filtered = KroneckerCurvature(Factors(values, factors.blocks), Layout.of(model)).apply(
+            lambda e: 0.5 / (e + 0.5), vector
+        )
+        assert float(filtered.norm()) <= float(vector.norm()) * (1 + 1e-12)

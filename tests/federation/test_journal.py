@@ -157,15 +157,6 @@ def test_a_folder_that_cannot_be_written(engine, tmp_path):
         JournaledEngine(engine, Journal(tmp_path / "file")).ask(gradients())
 
 
-def test_deleting_leaves_nothing(engine, journal):
-    work = JournaledEngine(engine, journal)
-    work.clients()
-    work.ask(gradients())
-    journal.delete()
-    assert not journal.folder.exists()
-    journal.delete()
-
-
 @pytest.mark.parametrize("options", [TRAJECTORY, GRADIENT], ids=["trajectory", "gradient"])
 def test_a_method_stopped_after_any_round_comes_to_the_same_end(tmp_path, options):
     """Without processes: the engine fails at each round in turn."""
@@ -234,4 +225,3 @@ def test_killed_at_several_moments_it_comes_to_the_same_end(tmp_path):
     told = Cost(**json.loads((tmp_path / "cost.json").read_text()))
     assert (told.rounds, told.sample_gradients, told.bytes_up) == (cost.rounds, cost.sample_gradients, cost.bytes_up)
     assert told.bytes_down == cost.bytes_down + 3 * 2 * MODEL.stored_bytes  # after each restart, sites get it again
-    assert not (tmp_path / "journal").exists()

@@ -218,3 +218,20 @@ def test_losses_may_differ_as_they_like():
     engine = engine_of(model=linear(), bob=changed(lambda t: 1e9 * t))
     at = Snapshot.of(linear())
     assert float(ask_mean(engine, to_all(Losses(at, at.parameters, (0.0,))))[0]) > 1e6
+
+
+def test_of_two_that_differ_in_form_nobody_is_accused():
+    liar, honest = Sum(torch.ones(3), 1, 1.0), Sum(torch.ones(4), 1, 1.0)
+    with pytest.raises(NumericalError, match="ada, bob replied in several forms"):
+        require_comparable({"ada": liar, "bob": honest})
+    with pytest.raises(NumericalError, match="'ada' replied in another form"):
+        require_comparable({"ada": liar, "bob": honest, "cyd": honest})
+
+
+@pytest.mark.parametrize("spent", [math.nan, math.inf, -1.0])
+def test_a_cost_that_cannot_be_is_refused(spent):
+    def lie(_task, reply):
+        return dataclasses.replace(reply, sample_gradients=spent)
+
+    with pytest.raises(NumericalError, match="'bob' says that it spent"):
+        ask_mean(engine_of(bob=lie), to_all(TASKS[Gradient][0]))

@@ -53,7 +53,7 @@ def die() -> None:
 def main(folder: Path, moment: str = "", number: int = -1) -> None:
     journal = Journal(folder / "journal")
     engine: Any = local_engine()
-    ask, write, to_disk = engine.ask, journal.write, journal_module._to_disk
+    ask, write, to_disk = engine.ask, journal.write, journal_module.to_disk
 
     def asking(tasks: Any) -> Any:
         replies = ask(tasks)
@@ -72,11 +72,10 @@ def main(folder: Path, moment: str = "", number: int = -1) -> None:
         if moment == "written" and this == number:
             die()
 
-    engine.ask, journal.write, journal_module._to_disk = asking, written, writing  # type: ignore[method-assign]
+    engine.ask, journal.write, journal_module.to_disk = asking, written, writing  # type: ignore[method-assign]
     parameters, cost = forget(JournaledEngine(engine, journal), TRAJECTORY)
     save_file({"parameters": parameters}, folder / "outcome.safetensors")
     (folder / "cost.json").write_text(json.dumps(cost.as_dict()))
-    journal.delete()
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """One small deployment on loopback, with TLS and SuperNode authentication: everything real."""
 
+import runpy
 import shutil
+import sys
 import time
 
 import pytest
 
 from expunge.errors import RequestError
+from expunge.federation.flower import deployment as flower_deployment
 from expunge.federation.flower.deployment import Deployment
 from expunge.federation.flower.keys import make_site_keys
 from expunge.federation.flower.processes import RETRY
-from flower.hospitals import APP, LEAVER, Hospitals, left_behind, relative_difference, weights_in
+from flower.hospitals import APP, EXAMPLES, LEAVER, Hospitals, left_behind, relative_difference, weights_in
 
 
 @pytest.mark.slow
@@ -42,6 +45,30 @@ def test_a_folder_with_an_earlier_deployment_is_refused(tmp_path):
     (tmp_path / "server" / "superlink.db").touch()
     with pytest.raises(RequestError, match="earlier deployment"):
         Deployment(tmp_path, {})
+
+
+def test_a_command_of_flowers_that_hangs_is_told_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower_deployment, "COMMAND_LIMIT", 0.01)
+    with pytest.raises(
+        RequestError, match=r"`flwr list loopback --run-id 1` did not end within 0.01 s: read the logs in"
+    ):
+        Deployment(tmp_path, {}).status(1)
+
+
+@pytest.mark.parametrize(("problem", "shown"), [(RequestError("no luck"), SystemExit), (OSError("no disk"), OSError)])
+def test_the_demonstration_keeps_its_logs_when_it_fails(tmp_path, monkeypatch, capsys, problem, shown):
+    script = runpy.run_path(str(EXAMPLES / "flower-deployment" / "deploy.py"))
+
+    def demonstrate(folder, console):
+        raise problem
+
+    monkeypatch.setitem(script["main"].__globals__, "demonstrate", demonstrate)
+    monkeypatch.setattr(script["tempfile"], "mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr(script["signal"], "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["deploy.py"])
+    with pytest.raises(shown, match="no"):
+        script["main"]()
+    assert tmp_path.exists()
 
 
 def test_what_was_started_is_stopped_when_the_start_fails(tmp_path):

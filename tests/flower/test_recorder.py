@@ -246,6 +246,31 @@ def test_a_site_without_a_name_or_with_anothers_is_refused(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(
+    ("stamp", "sentence"),
+    [
+        ({"samples": 3}, "has a stamp without the name of its site"),
+        ({"site": "", "samples": 3}, "has a stamp without the name of its site"),
+        ({"site": "bob"}, "The training reply of site 'bob' needs a sample count"),
+        ({"site": "bob", "samples": "many"}, "The training reply of site 'bob' needs a sample count"),
+        ({"site": "bob", "samples": -1}, "The training reply of site 'bob' needs a sample count"),
+    ],
+)
+def test_a_malformed_stamp_is_refused(tmp_path, stamp, sentence):
+    grid = federation()
+
+    def handle(message):
+        reply = grid.answer(message)
+        if message.metadata.dst_node_id == 102:
+            reply.content["expunge"] = ConfigRecord(stamp)
+        return [reply]
+
+    grid.handle = handle
+    with pytest.raises(RequestError, match=sentence):
+        start(grid, recorder(tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
 def test_another_model_is_refused(tmp_path):
     with pytest.raises(ModelError, match="The arrays are of another model: 2 of them, where the model has 4"):
         recorder(tmp_path / "store").start(federation(), ArrayRecord(nn.Linear(2, 2).state_dict()), num_rounds=1)

@@ -79,15 +79,14 @@ def run(
         progress: called with (what, done, total).
     """
     if experiment.whole is not None:
+        _require_gpu(store, "This experiment is measured anew")
         return experiment.whole(scale, seeds, store, workers, progress)
     settings = experiment.seeded(scale, seeds)
     paths = [part_path(setting, cells(setting), experiment.name, store) for setting in settings]
     unmeasured = [setting for setting, path in zip(settings, paths, strict=True) if not path.exists()]
     missing = missing_cells([cell for setting in unmeasured for cell in cells(setting)], store)
-    if unmeasured and store.device == "cuda" and not torch.cuda.is_available():
-        raise RequestError(
-            f"{len(unmeasured)} of {len(settings)} parts are not measured yet, and there is no GPU here."
-        )
+    if unmeasured:
+        _require_gpu(store, f"{len(unmeasured)} of {len(settings)} parts are not measured yet")
     with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
         make_all(missing, store, pool, progress)
         jobs: list[Callable[[], Part]] = [
@@ -98,6 +97,11 @@ def run(
             jobs += [partial(_studied, experiment.study, scale.is_smoke, seed) for seed in seeds]
         parts = all_done(jobs, pool, progress, "measuring")
         return _put_together(experiment, scale.name, seeds, settings, parts)
+
+
+def _require_gpu(store: Store, why: str) -> None:
+    if store.device == "cuda" and not torch.cuda.is_available():
+        raise RequestError(f"{why}, and there is no GPU here.")
 
 
 def require_data(settings: Sequence[Setting], data_dir: Path | None) -> None:
@@ -191,8 +195,16 @@ def _put_together(
         scenario |= next(iter(variants.values())).scenario
     rows = [row for part in parts for row in part.rows]
     series = averaged([curve for part in parts for curve in part.series])
-    where = next((part.environment for part in parts if part.environment), environment())
-    return Results(experiment.name, scenario, {**where, "torch_threads": 1}, rows, noise, variants, series)
+    where = {**_joined([part.environment for part in parts if part.environment]), "torch_threads": 1}
+    return Results(experiment.name, scenario, where, rows, noise, variants, series)
+
+
+def _joined(environments: list[dict[str, Any]]) -> dict[str, Any]:
+    """One environment for all parts; what differs between them is listed."""
+    if not environments:
+        return environment()
+    found = {name: list(dict.fromkeys(each[name] for each in environments)) for name in environments[0]}
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
 def described(setting: Setting, *others: Setting) -> dict[str, Any]:

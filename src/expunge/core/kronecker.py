@@ -118,7 +118,7 @@ class KroneckerCurvature:
         if not fits:
             raise DataError("The curvature factors do not fit the model: they are of another architecture.")
         self._layout = layout
-        self._l2 = float(factors.values[-1])
+        self._l2 = max(float(factors.values[-1]), 0.0)  # as below: what is negative was not made by honest samples
         self._bases: list[tuple[Block, Tensor, Tensor, Tensor]] = []
         at = 0
         for block in factors.blocks:
@@ -132,7 +132,7 @@ class KroneckerCurvature:
             self._bases.append((block, left, right, torch.outer(of_outputs, of_inputs)))
         self._diagonal = {}
         for name, size in rest:
-            self._diagonal[name] = factors.values[at : at + size].double()
+            self._diagonal[name] = factors.values[at : at + size].double().clamp(min=0.0)
             at += size
 
     def apply(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:

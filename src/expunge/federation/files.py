@@ -37,6 +37,8 @@ def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
         state.memory.save(folder / "memory.safetensors")
     if state.history is not None:
         state.history.save(folder / "history.safetensors")
+    for file in (*folder.iterdir(), folder):
+        to_disk(file)
 
 
 def load_state(model: nn.Module, folder: Path, schedule: Schedule | None) -> ServerState:
@@ -107,11 +109,22 @@ def write_whole(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
+        to_disk(temporary)
         temporary.replace(path)
+        to_disk(path.parent)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
         raise RequestError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file or folder is on the disk itself: a crash of the machine must find it there."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_json(file: Path) -> dict[str, Any]:

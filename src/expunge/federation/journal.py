@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,7 +23,7 @@ from safetensors.torch import save_file
 from expunge.errors import DataError, RequestError
 from expunge.federation.client import Client
 from expunge.federation.engine import Cost, Engine
-from expunge.federation.files import read_json, write_whole
+from expunge.federation.files import read_json, to_disk, write_whole
 from expunge.federation.tasks import Reply, Task
 from expunge.federation.wire import Packed, pack, unpack
 
@@ -83,9 +81,9 @@ class Journal:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(tensors, temporary, metadata={"round": json.dumps(described)})
-            _to_disk(temporary)
+            to_disk(temporary)
             temporary.replace(self._file(number))
-            _to_disk(self.folder)
+            to_disk(self.folder)
         except (OSError, SafetensorError) as problem:
             raise RequestError(f"Cannot write the journal {self.folder}: {problem}.") from problem
 
@@ -97,11 +95,6 @@ class Journal:
     def write_clients(self, counts: Mapping[str, int]) -> None:
         """Note the clients with which the work begins."""
         write_whole(self.folder / _CLIENTS, json.dumps(dict(counts)))
-
-    def delete(self) -> None:
-        """Remove it, with all that it holds."""
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:04}.safetensors"
@@ -196,12 +189,3 @@ def _reply(packed: Packed, device: torch.device) -> Reply:
     if not isinstance(reply, Reply):
         raise DataError(f"The journal holds a {type(reply).__name__} where a reply should be: delete it.")
     return reply
-
-
-def _to_disk(path: Path) -> None:
-    """Wait until a file or folder is on the disk itself."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

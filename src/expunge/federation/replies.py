@@ -7,6 +7,7 @@ the trust region, which is the safety belt (unlearning/scaling.py).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -62,6 +63,10 @@ def require_sound(who: str, task: Task, reply: Reply, samples: int) -> None:
             )
         if not isinstance(task, Losses) and not bool(torch.isfinite(found).all()):
             raise NumericalError(f"{who} replied a NaN or infinite value: let it check its data; nothing was changed.")
+    if not (math.isfinite(reply.sample_gradients) and reply.sample_gradients >= 0):
+        raise NumericalError(
+            f"{who} says that it spent {reply.sample_gradients} sample-gradients: let it check its clock."
+        )
     count = getattr(reply, "count", samples)
     if count != samples:
         raise NumericalError(
@@ -78,10 +83,12 @@ def require_comparable(replies: Mapping[str, Sum]) -> None:
     ones reached 100; where a single sample a client was drawn, 6500.
     """
     forms = {name: (reply.total.shape, reply.blocks) for name, reply in replies.items()}
-    usual, _ = Counter(forms.values()).most_common(1)[0]
-    for name, form in forms.items():
-        if form != usual:
-            raise NumericalError(f"Client {name!r} replied in another form than others: do they run the same model?")
+    usual, votes = Counter(forms.values()).most_common(1)[0]
+    odd = [name for name, form in forms.items() if form != usual]
+    if odd and 2 * votes <= len(forms):
+        raise NumericalError(f"The clients {', '.join(forms)} replied in several forms: do they run the same model?")
+    if odd:
+        raise NumericalError(f"Client {odd[0]!r} replied in another form than others: do they run the same model?")
     if len(replies) < 3:  # of two that differ nobody can tell which one is wrong
         return
     lengths = {

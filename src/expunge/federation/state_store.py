@@ -3,6 +3,7 @@
     STORE/store.json    schedule, sample counts, who has left, the request being worked on, what came of earlier ones
     STORE/state-7/      model.safetensors, memory.safetensors
     STORE/journal/      finished rounds of the request being worked on (journal.py)
+    STORE/.lock         locked by the one run that works on the folder; empty
 
 ``store.json`` names the state that counts, and is replaced in one move, so a crash at any moment leaves the old state
 or the new one. Earlier states are deleted: after a request nothing is left of the old model and vectors.
@@ -11,9 +12,12 @@ or the new one. Earlier states are deleted: after a request nothing is left of t
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,8 @@ from expunge.federation.files import load_state, read_json, require_writable, sa
 
 FORMAT = 1
 """Of the folder; another one is refused."""
+
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class StateStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
+        self._locked = False
         require_writable(self.folder)
         self.book = self._read()
         self._tidy()
@@ -89,11 +96,26 @@ class StateStore:
         schedule = Schedule(**self.book.schedule) if self.book.schedule is not None else None
         return load_state(model, self._place(self.book.number), schedule)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every other run off the folder inside the block; refused at once where one is at work there."""
+        if not self.folder.exists():
+            yield  # nothing to keep anybody off
+            return
+        with self._lock():
+            self.book = self._read()
+            yield
+
     def write(self, book: Book, state: ServerState | None = None, model: nn.Module | None = None) -> None:
         """Replace the book, and with it the state where one is given; what no longer counts is deleted.
 
-        Refused where another process wrote meanwhile: one of the two states would be lost without a word.
+        Refused where another run is at work on the folder, or wrote meanwhile: one of the two states would be lost
+        without a word.
         """
+        with self._lock():
+            self._write(book, state, model)
+
+    def _write(self, book: Book, state: ServerState | None, model: nn.Module | None) -> None:
         if self._read() != self.book:
             raise RequestError(f"Another run has changed {self.folder} meanwhile: nothing was written, start again.")
         if state is not None:
@@ -107,13 +129,36 @@ class StateStore:
         self.book = self._read()
         self._tidy()
 
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the folder's lock, which ends with the process at the latest; whoever holds it may ask again."""
+        if self._locked:
+            yield
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as problem:
+            raise RequestError(f"{self.folder} cannot be written: {problem.strerror or problem}.") from problem
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as problem:
+                raise RequestError(f"Another run is at work on {self.folder}: wait until it has ended.") from problem
+            self._locked = True
+            yield
+        finally:
+            self._locked = False
+            os.close(handle)
+
     def _place(self, number: int) -> Path:
         return self.folder / f"state-{number}"
 
     def _read(self) -> Book:
         file = self.folder / "store.json"
         if not file.exists():
-            if self.folder.exists() and any(self.folder.glob("*")) and not any(self.folder.glob("state-1")):
+            found = {path.name for path in self.folder.glob("*")} - {_LOCK}
+            if found and "state-1" not in found:
                 raise RequestError(f"{self.folder} is not empty and has no store.json: choose another folder.")
             return Book()
         content = read_json(file)

@@ -142,8 +142,7 @@ def _prepared(
 def _chosen(options: HfKcuOptions, state: ServerState, parties: Parties) -> HfKcuOptions:
     """The options with everything that was left to us decided."""
     if options.solver == "auto":
-        able = options.curvature == "ggn" and options.curvature_of != "owners" and not options.preconditioner_rank
-        factored = able and options.source == "trajectory" and state.model.layout is not None
+        factored = options.has_factors and options.source == "trajectory" and state.model.layout is not None
         options = replace(options, solver="kronecker" if factored else "krylov")
     if options.filter == "auto" and options.solver == "krylov":
         options = replace(options, filter="damped")

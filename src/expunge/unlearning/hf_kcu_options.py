@@ -122,9 +122,7 @@ class HfKcuOptions:
             )
         if self.filter in ("rounds", "between") and (self.curvature_of == "owners" or self.preconditioner_rank):
             raise RequestError("The filter of the rounds is applied on the server, without a preconditioner.")
-        if self.solver == "kronecker" and (
-            self.curvature_of == "owners" or self.curvature == "hessian" or self.preconditioner_rank
-        ):
+        if self.solver == "kronecker" and not self.has_factors:
             raise RequestError("Kronecker factors exist for the Gauss-Newton matrix on the server, unpreconditioned.")
 
     @property
@@ -134,11 +132,16 @@ class HfKcuOptions:
         return ("hf-kcu" if kind == "auto" else f"hf-kcu-{kind}") + ("+recovery" if self.recovery else "")
 
     @property
+    def has_factors(self) -> bool:
+        """Whether this curvature can be taken apart: the Gauss-Newton matrix, on the server, unpreconditioned."""
+        return self.curvature == "ggn" and self.curvature_of != "owners" and not self.preconditioner_rank
+
+    @property
     def expected_rounds(self) -> int:
         """Message rounds that this takes at most, batch-norm statistics aside; where vectors decide, with vectors."""
         if self.curvature_of == "owners":
             each = 1
-        elif self.solver == "kronecker" or (self.solver == "auto" and self.source != "gradient"):
+        elif self.solver == "kronecker" or (self.solver == "auto" and self.source != "gradient" and self.has_factors):
             each = 1 if self.source != "gradient" else 2
         else:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)

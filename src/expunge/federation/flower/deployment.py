@@ -37,6 +37,9 @@ QUIET = {
 START_LIMIT = 60.0
 """Seconds within which SuperLink must listen."""
 
+COMMAND_LIMIT = 120.0
+"""Seconds within which a command of Flower's must end."""
+
 Setting = str | int | float | bool
 
 
@@ -239,14 +242,19 @@ class Deployment:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """Run a command of Flower's and return what it answers; its complaint becomes an error."""
-        done = subprocess.run(
-            ["flwr", *arguments, "--format", "json"],
-            env=self._environment(self.folder),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                ["flwr", *arguments, "--format", "json"],
+                env=self._environment(self.folder),
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as problem:
+            raise RequestError(
+                f"`flwr {' '.join(arguments)}` did not end within {COMMAND_LIMIT:g} s: read the logs in {self.folder}."
+            ) from problem
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError:

@@ -143,7 +143,7 @@ class FlowerEngine:
         mail.send(Letter(name, node, online[node], whole=not named), to_records(packed, wire=WIRE_VERSION), TASK)
 
     def _reply(self, name: str, letter: Letter, message: Message, task: Task, died: Counter[str]) -> Reply | None:
-        """The reply to a task, or None where the task must be sent again."""
+        """The reply to a task, or None where the task must be sent again; what a site tells is a SiteError."""
         if message.has_error():
             judge(f"Site {name!r} failed at its task", message.error, died)
             return None

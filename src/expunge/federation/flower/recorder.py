@@ -134,7 +134,7 @@ class Recorder(Strategy):
             stamp = content.config_records.get(STAMP)
             if stamp is None:
                 raise RequestError("A training reply does not name its site: wrap the ClientApp with unlearnable().")
-            name = str(stamp["site"])
+            name, samples = _stamped(stamp)
             if name in found:
                 raise RequestError(f"Two sites call themselves {name!r}: every site needs a name of its own.")
             if name in self._store.book.departed:
@@ -144,7 +144,7 @@ class Recorder(Strategy):
             if len(arrays) != 1 or not isinstance(weight, int | float):
                 raise RequestError(f"The training reply of site {name!r} needs one set of arrays and a weight {key!r}.")
             update = self._layout.flatten(self._named(arrays[0])) - self._sent
-            found[name] = _Contribution(update, float(weight), int(str(stamp["samples"])))
+            found[name] = _Contribution(update, float(weight), samples)
         return dict(sorted(found.items()))  # replies come in any order
 
     def _record(self, sent: Mapping[str, _Contribution], aggregated: Mapping[str, Tensor]) -> None:
@@ -183,6 +183,16 @@ class Recorder(Strategy):
         raise ModelError(
             f"The arrays are of another model: {len(tensors)} of them, where the model has {len(trained)}."
         )
+
+
+def _stamped(stamp: ConfigRecord) -> tuple[str, int]:
+    """The site that trained, and its sample count."""
+    name, samples = stamp.get("site"), stamp.get("samples")
+    if not isinstance(name, str) or not name:
+        raise RequestError("A training reply has a stamp without the name of its site: give its Site(...) one.")
+    if type(samples) is not int or samples <= 0:
+        raise RequestError(f"The training reply of site {name!r} needs a sample count that is a whole number above 0.")
+    return name, samples
 
 
 def _like(buffer: Tensor, averaged: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from expunge.federation.wire import WIRE_VERSION, UnknownModelError, pack, unpac
 
 HELLO = "expunge_hello"
 TASK = "expunge_task"
-"""Names of the two queries: register them with ``@app.query(HELLO)`` and ``@app.query(TASK)``."""
+"""Names of the two queries; ``unlearnable`` answers them."""
 
 KEPT_MODEL = "expunge-model"
 """Where in ``context.state`` the model of the last task is."""
@@ -105,4 +105,4 @@ def _done(content: RecordDict, context: Context, here: Site) -> RecordDict:
 
 
 def _failed(problem: ExpungeError) -> RecordDict:
-    return to_records(status="failed", error=type(problem).__name__, sentence=str(problem))
+    return to_records(status="failed", sentence=str(problem))
