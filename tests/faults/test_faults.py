@@ -117,14 +117,18 @@ def test_superlink_and_serverapp_die_and_resume_gives_the_undisturbed_result(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("seconds", [6.0, 30.0])
+@pytest.mark.parametrize("seconds", [0.0, 25.0])
 def test_the_example_stops_all_that_it_started(tmp_path, number, seconds):
+    """Stopped as soon as it has started something, and later."""
     script = [sys.executable, EXAMPLES / "flower-deployment" / "deploy.py", "--out", tmp_path / "out"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(script, env=environment, text=True, stderr=subprocess.PIPE)
     try:
+        began = time.monotonic()
+        while len(left_behind(tmp_path)) < 2:  # the script itself, and more
+            assert time.monotonic() - began < 120
+            time.sleep(0.2)
         time.sleep(seconds)
-        assert len(left_behind(tmp_path)) > 1  # the script itself, and more
         process.send_signal(number)
         _, complaint = process.communicate(timeout=60)
     finally:
