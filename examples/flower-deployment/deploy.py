@@ -22,14 +22,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from expunge.errors import ExpungeError, RequestError
+from expunge.federation.flower.deployment import Deployment
+from expunge.federation.state_store import StateStore
+from expunge.progress import progress_bars
+from expunge.unlearning.registry import method
+
 APP = Path(__file__).resolve().parents[1] / "flower-app"
 sys.path.insert(0, str(APP))
 
-from expunge.errors import ExpungeError, RequestError  # noqa: E402
-from expunge.federation.flower.deployment import Deployment  # noqa: E402
-from expunge.federation.state_store import StateStore  # noqa: E402
-from expunge.progress import progress_bars  # noqa: E402
-from expunge.unlearning.registry import method  # noqa: E402
 from flower_app.task import ATTACKER, Net, load_data, test  # noqa: E402
 
 SITES = {
