@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
@@ -13,7 +14,7 @@ from expunge.federation.client import Client
 from expunge.federation.local import LocalEngine
 from expunge.federation.local_data import LocalData
 from expunge.federation.tasks import Train
-from expunge.federation.workbench import Workbench, can_record, side_by_side
+from expunge.federation.workbench import Workbench, can_record, side_by_side, weighted_loss
 from federation.small import clients, mlp, norm_net
 
 COUNTS = {"ada": 9, "bob": 11, "cyd": 4, "dan": 17}
@@ -81,15 +82,29 @@ def test_nothing_is_recorded_on_a_cpu():
     assert LocalEngine(mlp(), CrossEntropy(), clients(**COUNTS))._benches == []
 
 
+def test_one_compilation_serves_all_benches():
+    counter = CompileCounter()
+    compiled = torch.compile(weighted_loss, backend=counter, dynamic=False)
+    inputs, targets = clients(ada=5)["ada"]
+    weights = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0], dtype=inputs.dtype)
+    for seed in range(3):
+        model = mlp(seed)
+        wanted = torch.nn.functional.cross_entropy(model(inputs[:2]), targets[:2])
+        torch.testing.assert_close(compiled(model, CrossEntropy(), inputs, targets, weights), wanted)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # what compiling imports
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("build", [mlp, norm_net])
-def test_recorded_steps_are_the_plain_ones(build):
+def test_recorded_steps_are_the_plain_ones(build, compiled):
     model = build().cuda()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     data = {name: (inputs.cuda(), labels.cuda()) for name, (inputs, labels) in clients(**COUNTS).items()}
-    engine = LocalEngine(model, CrossEntropy(l2=0.01), data)
+    engine = LocalEngine(model, CrossEntropy(l2=0.01), data, compiled=compiled)
     assert len(engine._benches) == len(COUNTS)
     for rate in (0.1, 0.2, 0.1):  # another learning rate is recorded anew
         tasks = {name: Train(Snapshot.of(model), 3, 4, rate, seed) for seed, name in enumerate(data)}

@@ -164,7 +164,7 @@ class Federation:
     def engine(self) -> LocalEngine:
         """An engine on all clients, with its own cost account."""
         boosts = {name: backdoor.boost for name, backdoor in self.scenario.backdoors.items()}
-        return LocalEngine(self.model, CrossEntropy(), self.datasets, boosts)
+        return LocalEngine(self.model, CrossEntropy(), self.datasets, boosts, compiled=True)
 
     def architecture(self, model: Snapshot) -> nn.Module:
         """The module that these parameters belong to: the federation's own, or an ensemble of several."""

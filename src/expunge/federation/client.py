@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import partial, singledispatchmethod
 
 import torch
@@ -40,6 +40,9 @@ from expunge.federation.tasks import (
 from expunge.federation.workbench import Workbench, side_by_side
 
 CHUNK = 256
+
+BATCHES_AT_ONCE = 16
+"""Training batches that are looked up together."""
 
 
 class Client:
@@ -101,8 +104,8 @@ class Client:
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
         for _ in range(task.epochs):
             order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
-            for batch in self._batches(chosen[order], task.batch_size):
-                bench.step(*self._take(batch), task.batch_size, task.learning_rate)
+            for inputs, targets in self._taken(self._batches(chosen[order], task.batch_size)):
+                bench.step(inputs, targets, task.batch_size, task.learning_rate)
                 steps += 1
                 yield
         try:
@@ -236,6 +239,14 @@ class Client:
         device = next(self._model.parameters()).device
         inputs, targets = self.data.take(indices)
         return inputs.to(device), targets.to(device)
+
+    def _taken(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of each batch, a few batches looked up at a time."""
+        for start in range(0, len(batches), BATCHES_AT_ONCE):
+            together = batches[start : start + BATCHES_AT_ONCE]
+            inputs, targets = self._take(torch.cat(together))
+            sizes = [len(batch) for batch in together]
+            yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
 
     def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
         """Gradient of the mean loss, L2 included, over the chosen samples."""

@@ -27,6 +27,8 @@ class LocalEngine:
         boosts: factors by which malicious clients multiply their updates.
         validation: the server's own samples, from which the loss of those who stay is then taken.
         budget_bytes: what all clients together may keep between curvature products.
+        compiled: compile the training step, where a GPU records it: a quarter of a minute once, then nearly twice as
+            fast; for long trainings.
 
     Example:
         >>> import torch
@@ -47,6 +49,7 @@ class LocalEngine:
         *,
         validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
         budget_bytes: int = 4 << 30,
+        compiled: bool = False,
     ) -> None:
         if not datasets:
             raise RequestError("A federation needs at least one client.")
@@ -67,7 +70,7 @@ class LocalEngine:
         }
         self._known_model: dict[str, str] = {}
         self._benches = (
-            [Workbench(copy.deepcopy(model), loss) for _ in range(min(len(datasets), SIDE_BY_SIDE))]
+            [Workbench(copy.deepcopy(model), loss, compiled=compiled) for _ in range(min(len(datasets), SIDE_BY_SIDE))]
             if can_record(model)
             else []
         )

@@ -3,13 +3,14 @@
 A small network on a large GPU spends its time on launching kernels, not on computing. A recorded step is launched as
 one; benches have a stream each, so their steps overlap. The arithmetic is that of the plain step: the same samples in
 the same order, the last batch of an epoch filled up with samples of weight zero (computed plainly under batch norm).
+Who trains for long has the step compiled, too: its small kernels are fused, and images lie channels last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,17 @@ SIDE_BY_SIDE = 16
 
 WARM_UP = 3
 """Steps before recording: libraries choose their kernels in the first ones."""
+
+
+def weighted_loss(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The samples' losses, each times its weight, summed."""
+    return torch.dot(loss.per_sample(model(inputs), targets), weights)
+
+
+@cache
+def compiled_loss() -> Callable[[nn.Module, Loss, Tensor, Tensor, Tensor], Tensor]:
+    """The same, compiled: once for an architecture, whichever bench or engine asks."""
+    return torch.compile(weighted_loss, dynamic=False)
 
 
 def can_record(model: nn.Module) -> bool:
@@ -46,10 +58,12 @@ class Workbench:
         model: trained in place.
         loss: the training loss.
         record: record the step as a CUDA graph; False computes it plainly, on any device.
+        compiled: compile the step before it is recorded.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, *, record: bool = True) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, loss: Loss, *, record: bool = True, compiled: bool = False) -> None:
+        self.model = model.to(memory_format=torch.channels_last) if compiled else model  # type: ignore[call-overload]
+        self._compiled = compiled
         self._loss = loss
         self._stream = torch.cuda.Stream() if record else None  # type: ignore[no-untyped-call]
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -57,6 +71,7 @@ class Workbench:
         self._batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
         self._step: tuple[object, Callable[[], None]] | None = None
         self._inputs = self._targets = self._weights = torch.empty(0)
+        self._filled = 0
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -80,20 +95,33 @@ class Workbench:
             return
         key = (batch_size, learning_rate, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
         if self._step is None or self._step[0] != key:
-            self._inputs = inputs.new_zeros((batch_size, *inputs.shape[1:]))
+            images = self._compiled and inputs.dim() == 4
+            self._inputs = torch.zeros_like(
+                inputs[:1].expand(batch_size, *inputs.shape[1:]),
+                memory_format=torch.channels_last if images else torch.contiguous_format,
+            )
             self._targets = targets.new_zeros((batch_size, *targets.shape[1:]))
             self._weights = torch.zeros(batch_size, dtype=next(self.model.parameters()).dtype, device=inputs.device)
+            self._filled = 0
             self._step = (key, self._recorded(learning_rate))
         self._inputs[:size] = inputs
         self._targets[:size] = targets
-        self._weights[:size] = 1 / size
-        self._weights[size:] = 0
+        if size != self._filled:
+            self._weights[:size] = 1 / size
+            self._weights[size:] = 0
+            self._filled = size
         self._step[1]()
 
     def _recorded(self, learning_rate: float) -> Callable[[], None]:
         """The step on what then lies in the bench's own tensors, short batches filled up with weight zero."""
         plain = partial(self._descend, self._inputs, self._targets, learning_rate, self._weights)
         before = Snapshot.of(self.model)
+        try:
+            plain()
+        except RuntimeError:
+            if not self._compiled:
+                raise
+            self._compiled = False  # not every model can be compiled, nor on every machine
         for _ in range(WARM_UP):
             plain()
         graph = torch.cuda.CUDAGraph()
@@ -106,8 +134,11 @@ class Workbench:
     def _descend(self, inputs: Tensor, targets: Tensor, learning_rate: float, weights: Tensor | None = None) -> None:
         self._optimiser.param_groups[0]["lr"] = learning_rate
         self._optimiser.zero_grad(set_to_none=True)
-        losses = self._loss.per_sample(self.model(inputs), targets)
-        value = losses.mean() if weights is None else torch.dot(losses, weights)
+        if weights is None:
+            value = self._loss.per_sample(self.model(inputs), targets).mean()
+        else:
+            of = compiled_loss() if self._compiled else weighted_loss
+            value = of(self.model, self._loss, inputs, targets, weights)
         value.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
 
