@@ -158,9 +158,12 @@ class Client:
 
     @_perform.register
     def _(self, task: Gradient) -> Sum:
-        chosen = self.data.checked(task.only) if task.only is not None else self.data.available(task.exclude)
-        gradient = self._gradient(task.model, chosen)
-        return Sum(gradient * len(chosen), len(chosen), float(len(chosen)))
+        if task.only is not None:
+            chosen = self.data.checked(task.only)
+            count = len(chosen)
+        else:
+            chosen, count = self._drawn(task.draw, task.exclude), len(self.data.available(task.exclude))
+        return Sum(self._gradient(task.model, chosen) * count, count, float(len(chosen)))
 
     @_perform.register
     def _(self, task: CurvatureProduct) -> Sum:

@@ -82,11 +82,12 @@ class Ascend:
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """The gradient of the mean local loss: over ``only`` these samples, or over all but the ``exclude`` ones."""
+    """The gradient of the mean local loss: ``only`` of these samples, or of (a draw of) all but the excluded ones."""
 
     model: Snapshot
     only: Indices | None = None
     exclude: Indices = ()
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True, eq=False)

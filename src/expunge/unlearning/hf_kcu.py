@@ -22,13 +22,13 @@ several local steps keep FedAvg from a stationary point; the trajectory source a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.krylov import Solution
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
@@ -36,6 +36,7 @@ from expunge.federation.engine import Engine, ask_each, measured
 from expunge.federation.fedavg import ServerState, aggregate
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import LocalSolve, Solved
+from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, UNFILTERED, HfKcuOptions
 from expunge.unlearning.influence import (
     Influence,
@@ -58,6 +59,9 @@ from expunge.unlearning.scaling import adaptive_scale, lowest_loss, retained_los
 AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (1, 1, 2000)}
 """What ``samples="auto"`` is: one in so many of the retained, but at least and at most."""
 
+ROOM = 2.0
+"""A step that is going to be corrected may cost those who stay so many times tau before it is."""
+
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far a recovery round may be taken; the one with the least retained loss is."""
 
@@ -73,21 +77,20 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     """
     options, parties = _prepared(engine, state, request, options)
     damping = _damping(state, options)
-    chosen = {name: getattr(options, name) for name in ("source", "solver", "samples")}
+    chosen = {name: getattr(options, name) for name in ("source", "solver", "filter", "samples")}
     details: dict[str, Any] = {**chosen, "damping": damping, "steps": []}
     model, warnings = state.model, _warnings_beforehand(state, parties, options)
     with measured(engine) as cost:
         for number in range(options.steps):
             # Lines 2 to 16: the influence of the data to forget, filtered by k Krylov steps.
             if options.curvature_of == "owners":
-                steps, record = _solve_at_owners(engine, model, parties, damping, options)
+                step, curvature, record = _solve_at_owners(engine, model, parties, damping, options)
             else:
-                steps, record = _solve_on_server(engine, state, model, parties, damping, options, number)
-            # Lines 17 and 18: adaptive scaling.
-            used, length, losses = _length(engine, model, steps, parties, options)
-            step = steps[used]
-            details["steps"].append({**record, **losses, "filter": used, "length": length, "norm": float(step.norm())})
-            if length is None:
+                step, curvature, record = _solve_on_server(engine, state, model, parties, damping, options, number)
+            # Lines 17 and 18, 23 and 24: adaptive scaling, the update; and ours, what a step of first order misses.
+            moved, length, taken = _taken(engine, state, model, step, curvature, parties, options)
+            details["steps"].append({**record, **taken, "length": length, "norm": float(step.norm())})
+            if moved is None or length is None:
                 reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
                 break
             if length < 1 and options.scaling == "trust-region":
@@ -95,8 +98,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
                     f"Only {length:.0%} of the predicted step was safe for the retained clients (tau {options.tau:g}): "
                     "something of the data may be left; look at it beside a retrained model."
                 )
-            # Lines 23 and 24: the update.
-            model = model.moved(model.parameters - length * step)
+            model = moved
         else:
             model = refreshed_buffers(engine, model, state, parties)
             memory = forgotten_memory(state, parties)
@@ -144,8 +146,9 @@ def _chosen(options: HfKcuOptions, state: ServerState, parties: Parties) -> HfKc
     if options.solver == "auto":
         factored = options.has_factors and options.source == "trajectory" and state.model.layout is not None
         options = replace(options, solver="kronecker" if factored else "krylov")
-    if options.filter == "auto" and options.solver == "krylov":
-        options = replace(options, filter="damped")
+    if options.filter == "auto":
+        known = options.solver == "kronecker" and state.schedule is not None
+        options = replace(options, filter="between" if known else "damped")
     if options.samples == "auto":
         left = sum(parties.counts[name] - len(left_out) for name, left_out in parties.retained.items())
         share, least, most = AUTO_SAMPLES[options.solver]
@@ -175,7 +178,7 @@ def _damping(state: ServerState, options: HfKcuOptions) -> float:
 
 def _solve_at_owners(
     engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[Tensor, None, dict[str, Any]]:
     """As printed: each owner solves with its own curvature, and sends ``alpha_i scale_i v_i``; the others send zero."""
     raws, norms, solves = _owners_solutions(engine, model, parties, damping, options)
     factors = contribution_factors(options, parties, norms)
@@ -186,7 +189,7 @@ def _solve_at_owners(
         sent = factors[name] * scale * raw
         contributions[name] = float(torch.linalg.vector_norm(sent))
         step += sent
-    return {options.filter: step}, {"contributions": contributions, "solves": solves}
+    return step, None, {"contributions": contributions, "solves": solves}
 
 
 def _owners_solutions(
@@ -217,8 +220,8 @@ def _solve_on_server(
     damping: float,
     options: HfKcuOptions,
     number: int,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Corrected: the filter on the server, with the curvature of the clients that stay; gentler steps come later."""
+) -> tuple[Tensor, KroneckerCurvature | None, dict[str, Any]]:
+    """Corrected: the filter on the server, with the curvature of the clients that stay."""
     if options.source == "trajectory":
         assert state.memory is not None
         known = state.memory.influence(parties.leaving).to(model.parameters)
@@ -231,38 +234,58 @@ def _solve_on_server(
     clients = parties.retained if options.curvature_of == "retained" else dict.fromkeys(parties.counts, ())
     record: dict[str, Any] = {"contributions": influence.contributions}
     if not options.influence_decay:
-        return {"none": influence.unfiltered(damping)}, record
+        return influence.unfiltered(damping), None, record
     if options.solver == "kronecker":
-        filters = {kind: survives(kind, damping, state.schedule) for kind in _filters(options, state)}
+        survived = survives(options.filter, damping, state.schedule)
         curvature = kronecker_curvature(engine, model, clients, parties.counts, options)
-        unfiltered = influence.unfiltered(damping)
-        return {kind: curvature.apply(survived, unfiltered) for kind, survived in filters.items()}, record
+        return curvature.apply(survived, influence.unfiltered(damping)), curvature, record
     product = curvature_product(engine, model, clients, parties.counts, options)
     step, solution = apply_filter(product, influence, damping, state.schedule, options)
     if solution is not None:
         record["solves"] = {"server": _diagnosis(solution)}
-    return {options.filter: step}, record
+    return step, None, record
 
 
-def _filters(options: HfKcuOptions, state: ServerState) -> tuple[str, ...]:
-    """The filters to be tried, all from the same factors."""
-    if options.filter != "auto":
-        return (options.filter,)
-    return ("between", "damped") if state.schedule is not None else ("damped",)
+def _taken(
+    engine: Engine,
+    state: ServerState,
+    model: Snapshot,
+    step: Tensor,
+    curvature: KroneckerCurvature | None,
+    parties: Parties,
+    options: HfKcuOptions,
+) -> tuple[Snapshot | None, float | None, dict[str, Any]]:
+    """The model after the step and, where there can be one, the correction; the step's length; what was noticed.
+
+    A step that will be corrected may cost those who stay more at first, as long as no more than tau is left of it in
+    the end; else it is a shorter one. None where no length is safe.
+    """
+    if curvature is None or state.schedule is None or not options.may_correct or has_statistics(model):
+        length, record = _length(engine, model, step, parties, options, options.tau)
+        return (None if length is None else model.moved(model.parameters - length * step)), length, record
+    for allowed in (ROOM * options.tau, options.tau):
+        length, record = _length(engine, model, step, parties, options, allowed)
+        if length is None:
+            continue
+        moved = model.moved(model.parameters - length * step)
+        risen = record["retained_rise"]
+        moved, correction = corrected(engine, state.model, moved, curvature, state.schedule, parties, options, risen)
+        if risen + correction["retained_rise"] <= options.tau:
+            return moved, length, {**record, "correction": correction}
+    return None, None, record
 
 
 def _length(
-    engine: Engine, model: Snapshot, steps: Mapping[str, Tensor], parties: Parties, options: HfKcuOptions
-) -> tuple[str, float | None, dict[str, float]]:
-    """Which of the steps, and its length t, by the chosen kind of adaptive scaling."""
-    if not all(bool(torch.isfinite(step).all()) for step in steps.values()):
+    engine: Engine, model: Snapshot, step: Tensor, parties: Parties, options: HfKcuOptions, allowed: float
+) -> tuple[float | None, dict[str, float]]:
+    """The step's length t, by the chosen kind of adaptive scaling."""
+    if not bool(torch.isfinite(step).all()):
         raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
     if options.scaling == "trust-region":
-        return trust_region(engine, model, steps, parties, options)
-    first = next(iter(steps))
+        return trust_region(engine, model, step, parties, options, allowed)
     if options.scaling == "norm" and options.curvature_of != "owners":
-        return first, adaptive_scale(steps[first], model.parameters, options.beta), {}
-    return first, 1.0, {}
+        return adaptive_scale(step, model.parameters, options.beta), {}
+    return 1.0, {}
 
 
 def _final_refusal(

@@ -43,9 +43,8 @@ class HfKcuOptions:
             region looks at; ``auto`` is a tenth of them, but 100 to 1000 (kronecker: all, but at most 2000); None is
             all.
         filter: what is left of a pull along a direction of curvature e. ``damped`` is lambda/(e + lambda); ``rounds``
-            the exact wearing-down of the rounds; ``between`` the mean of ``rounds`` and of ``damped`` with 3 lambda;
-            ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos); for kronecker it is between,
-            or damped where between would cost those who stay more than half of tau.
+            the exact wearing-down of the rounds; ``between`` the mean of ``rounds`` and of ``damped`` with 5 lambda;
+            ``auto`` is between for kronecker, damped for krylov (by conjugate gradient, the others by Lanczos).
         influence_decay: False leaves the influence unfiltered.
         scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
             printed cap at beta ||theta||; ``none`` takes t = 1.
@@ -55,6 +54,9 @@ class HfKcuOptions:
         tolerance: relative residual at which CG may stop early.
         negative_curvature: what CG does when it meets any.
         preconditioner_rank: products spent on a Nystrom sketch before CG; 0 is none.
+        correction: whether a step of those who stay follows where the filtered step ended (correction.py); it needs
+            the trajectory source, kronecker factors, the trust region and a model without batch norm, and is left out
+            elsewhere, also where a recovery round does the same with more.
         recovery: a round of the retained clients afterwards, or None.
         missing: what to do when a client that stays cannot be reached: ``refuse``, or ``leave-out``, which solves the
             problem of those who can be and says so.
@@ -80,6 +82,7 @@ class HfKcuOptions:
     tolerance: float = 0.0
     negative_curvature: NegativeCurvature = "stop"
     preconditioner_rank: int = 0
+    correction: bool = True
     recovery: Recovery | None = None
     missing: Missing = "refuse"
     seed: int = 0
@@ -145,8 +148,15 @@ class HfKcuOptions:
             each = 1 if self.source != "gradient" else 2
         else:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
-        each += 3 if self.scaling == "trust-region" else 0
+        each += 2 * (4 if self.may_correct else 1) if self.scaling == "trust-region" else 0
         return self.steps * each + (2 if self.recovery else 0)
+
+    @property
+    def may_correct(self) -> bool:
+        """Whether these options allow for a correction, where the federation and its model do."""
+        factored = self.solver == "kronecker" or (self.solver == "auto" and self.has_factors and self.influence_decay)
+        searched = self.scaling == "trust-region" and self.recovery is None
+        return self.correction and self.source != "gradient" and factored and searched
 
     def changed(self, **changes: Any) -> HfKcuOptions:
         """The same with some options changed; who asks for iterations, and for no solver, wants Krylov.

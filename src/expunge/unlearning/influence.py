@@ -88,9 +88,14 @@ def forgotten_gradient(engine: Engine, model: Snapshot, parties: Parties, option
     return Influence(total, contributions)
 
 
-def retained_gradient(engine: Engine, model: Snapshot, parties: Parties) -> Influence:
-    """The gradient of the retained objective: its Newton step is right away from an optimum, too."""
-    tasks = {name: Gradient(model, exclude=left_out) for name, left_out in parties.retained.items()}
+def retained_gradient(
+    engine: Engine, model: Snapshot, parties: Parties, draws: Mapping[str, Draw | None] | None = None
+) -> Influence:
+    """The gradient of the retained objective (on draws): its Newton step is right away from an optimum, too."""
+    tasks = {
+        name: Gradient(model, exclude=left_out, draw=None if draws is None else draws[name])
+        for name, left_out in parties.retained.items()
+    }
     mean = ask_mean(engine, tasks)
     return Influence(mean, dict.fromkeys(parties.retained, float(torch.linalg.vector_norm(mean))))
 
@@ -124,7 +129,7 @@ def survives(kind: str, damping: float, schedule: Schedule | None) -> Function:
         raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
     if kind == "rounds":
         return schedule.survival
-    return lambda curvature: (schedule.survival(curvature) + damped(curvature, 3.0)) / 2
+    return lambda curvature: (schedule.survival(curvature) + damped(curvature, 5.0)) / 2
 
 
 def apply_filter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,28 +47,23 @@ class RetainedLoss:
 
 
 def trust_region(
-    engine: Engine, model: Snapshot, steps: Mapping[str, Tensor], parties: Parties, options: HfKcuOptions
-) -> tuple[str, float | None, dict[str, float]]:
-    """The largest t with ``L_r(theta - t step) <= L_r(theta) + tau``; None where no length is safe.
+    engine: Engine, model: Snapshot, step: Tensor, parties: Parties, options: HfKcuOptions, allowed: float
+) -> tuple[float | None, dict[str, float]]:
+    """The largest t with ``L_r(theta - t step) <= L_r(theta) + allowed``; None where no length is safe.
 
-    Of several steps, a later one is gentler with those who stay: an earlier one is taken whole, where it costs them no
-    more than half of tau, or not at all. The loss is taken on retained samples other than those that made the
-    curvature, as far as there are others.
+    The loss is taken on retained samples other than those that made the curvature, as far as there are others.
 
     Returns:
-        The step's name, its length, and the loss before and after.
+        The length, and the loss before and after.
     """
-    *earlier, last = steps
-    tries = [*((name, LENGTHS[:1], options.tau / 2) for name in earlier)]
-    tries += [(last, LENGTHS[:1], options.tau), (last, LENGTHS[1:], options.tau)]
     before = math.nan
-    for name, lengths, allowed in tries:
-        loss = retained_loss(engine, model, steps[name], (0.0, *lengths), parties, options)
+    for lengths in (LENGTHS[:1], LENGTHS[1:]):
+        loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
         before = loss.means[0]
         for length, mean, rise in zip(lengths, loss.means[1:], loss.rises[1:], strict=True):
             if math.isfinite(before) and rise <= allowed:
-                return name, length, {"retained_loss_before": before, "retained_loss_after": mean}
-    return last, None, {"retained_loss_before": before, "retained_loss_after": before}
+                return length, {"retained_loss_before": before, "retained_loss_after": mean, "retained_rise": rise}
+    return None, {"retained_loss_before": before, "retained_loss_after": before, "retained_rise": 0.0}
 
 
 def lowest_loss(

@@ -1,0 +1,209 @@
+"""The correction after the filtered step, beside dense algebra; its samples, its length and its cost."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
+from expunge.federation.fedavg import TrainingPlan, train
+from expunge.federation.local import LocalEngine
+from expunge.federation.tasks import Draw, Gradient, Losses, Train
+from expunge.unlearning.correction import LENGTHS, corrected, correction, shortest
+from expunge.unlearning.hf_kcu import hf_kcu
+from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
+from expunge.unlearning.influence import kronecker_curvature, retained_gradient, spread
+from expunge.unlearning.request import Request
+from expunge.unlearning.scaling import RetainedLoss
+from federation.masking import MaskedEngine
+from federation.small import clients, mlp, norm_net
+from unlearning.convex import ridge_closed_form
+from unlearning.test_kronecker_filter import LEAVER, SCHEDULE, many
+
+DEFAULT = HfKcuOptions()
+EVERYTHING = dataclasses.replace(DEFAULT, samples=None, tau=0.0)
+PLAN = TrainingPlan(rounds=4, epochs=2, batch_size=4, learning_rate=0.3)
+DATA = clients(ada=60, bob=72, cyd=48, dan=40)
+
+
+class WatchedEngine(LocalEngine):
+    """Remembers who was asked what."""
+
+    def ask(self, tasks):
+        self.__dict__.setdefault("log", []).append(dict(tasks))
+        return super().ask(tasks)
+
+
+def ridge_problem():
+    federation, state = many(copies=100)
+    engine = federation.engine()
+    parties = LEAVER.parties(engine.clients())
+    curvature = kronecker_curvature(engine, state.model, parties.retained, parties.counts, EVERYTHING)
+    return federation, engine, state, parties, curvature
+
+
+def test_on_ridge_it_is_the_damped_newton_step_of_dense_algebra():
+    federation, engine, state, parties, curvature = ridge_problem()
+    inputs, targets = federation.pooled({"client-0": None})
+    theta = state.model.parameters
+    exact = torch.func.grad(federation.value)(theta, inputs, targets)
+    gradient = retained_gradient(engine, state.model, parties).right_side
+    torch.testing.assert_close(gradient, exact)
+    way = correction(curvature, gradient, torch.zeros_like(theta), SCHEDULE)
+    matrix = torch.kron(torch.eye(3).double(), inputs.T @ inputs / len(inputs)) + 0.05 * torch.eye(18)
+    dense = torch.linalg.solve(matrix + 1 / (0.1 * 0.1 * 5) * torch.eye(18), exact)
+    assert float((way - dense).norm() / dense.norm()) < 0.02
+
+
+def test_on_ridge_it_moves_towards_the_retrained_optimum():
+    federation, engine, state, parties, curvature = ridge_problem()
+    truth = ridge_closed_form(federation, {"client-0": None})
+    far = state.model.moved(-truth)  # the model that remembers lies on the other side
+    distances, model = [float((state.model.parameters - truth).norm())], state.model
+    for _ in range(3):
+        model, record = corrected(engine, far, model, curvature, SCHEDULE, parties, EVERYTHING)
+        assert record["length"] == 1.0  # with exact curvature and tau = 0 all of it
+        assert record["retained_loss_after"] < record["retained_loss_before"]
+        distances.append(float((model.parameters - truth).norm()))
+    assert sorted(distances, reverse=True) == distances
+    assert distances[-1] < 0.9 * distances[0]
+    # At the optimum there is nothing to be won.
+    there, record = corrected(engine, far, state.model.moved(truth), curvature, SCHEDULE, parties, EVERYTHING)
+    assert float((there.parameters - truth).norm()) < 1e-6
+
+
+def test_it_does_not_lead_back():
+    _, engine, state, parties, curvature = ridge_problem()
+    gradient = retained_gradient(engine, state.model, parties).right_side
+    free = correction(curvature, gradient, torch.zeros_like(gradient), SCHEDULE)
+    towards = -free + 0.1 * torch.arange(18.0).double()  # those who stay would go there
+    assert float(torch.dot(-free, towards)) > 0
+    stripped = correction(curvature, gradient, towards, SCHEDULE)
+    assert abs(float(torch.dot(stripped, towards))) < 1e-9 * float(towards.norm() * free.norm())
+    torch.testing.assert_close(correction(curvature, gradient, -towards, SCHEDULE), free)
+
+
+@pytest.mark.parametrize(
+    ("rises", "allowed", "length"),
+    [
+        ((0.0, -0.1, -0.2, 0.5), 0.05, 0.5),
+        ((0.0, -0.1, -0.2, 0.5), 0.1001, 0.25),
+        ((0.0, -0.1, -0.2, 0.5), 0.3, 0.0),
+        ((0.0, 0.1, 0.2, 0.5), 0.0, 0.0),
+        ((0.0, math.inf, -0.2, math.inf), 0.0, 0.5),
+        ((math.inf,) * 4, 1.0, 0.0),
+        ((math.nan,) * 4, 1.0, 0.0),
+    ],
+)
+def test_the_shortest_length_that_leaves_little_to_be_won(rises, allowed, length):
+    assert shortest(RetainedLoss(rises, rises), (0.0, 0.25, 0.5, 1.0), allowed) == length
+
+
+@pytest.mark.parametrize("left_out", [(), (0, 5, 6)])
+def test_a_gradient_of_a_draw_counts_for_all_samples_that_it_was_drawn_from(left_out):
+    """One step of gradient descent on a draw is the gradient of the samples that were drawn."""
+    engine, model = LocalEngine(mlp(), CrossEntropy(), DATA), Snapshot.of(mlp())
+    for from_back in (False, True):
+        draw = Draw(9, 4, from_back)
+        step = engine.ask({"ada": Train(model, 1, 100, 1.0, 0, left_out, draw)})["ada"].update
+        reply = engine.ask({"ada": Gradient(model, exclude=left_out, draw=draw)})["ada"]
+        assert (reply.count, reply.sample_gradients) == (60 - len(left_out), 9)
+        torch.testing.assert_close(step, -reply.total / reply.count)
+
+
+def trained(build=mlp):
+    engine = WatchedEngine(build(), CrossEntropy(), DATA)
+    state = train(engine, Snapshot.of(build()), PLAN)
+    engine.log.clear()
+    return engine, state
+
+
+EAGER = dataclasses.replace(DEFAULT, samples=40, tau=0.06)
+
+
+def test_gradient_and_length_come_from_other_samples_and_nobody_else_is_asked():
+    engine, state = trained()
+    hf_kcu(engine, state, Request.of("ada"), EAGER)
+    gradients, losses = engine.log[-2:]
+    assert set(gradients) == set(losses) == {"bob", "cyd", "dan"}
+    draws = spread(EAGER, dict.fromkeys(gradients, ()), engine.clients())
+    for name, task in gradients.items():
+        assert isinstance(task, Gradient)
+        assert task.draw == draws[name]
+        assert isinstance(losses[name], Losses)
+        other = losses[name].draw
+        assert (other.seed, other.from_back, task.draw.from_back) == (task.draw.seed, True, False)
+        assert task.draw.size + other.size <= len(DATA[name][1])
+
+
+def test_it_is_counted_and_never_raises_the_retained_loss():
+    engine, state = trained()
+    plain = hf_kcu(engine, state, Request.of("ada"), dataclasses.replace(EAGER, correction=False))
+    outcome = hf_kcu(engine, state, Request.of("ada"), EAGER)
+    assert "correction" not in plain.details["steps"][0]
+    assert outcome.cost.rounds == plain.cost.rounds + 2 <= EAGER.expected_rounds
+    used = sum(task.draw.size for task in engine.log[-2].values())
+    looked = sum(task.draw.size for task in engine.log[-1].values())
+    assert 40 <= used <= 43
+    assert 20 <= looked <= 23
+    expected = used + looked * len(LENGTHS) / 3
+    assert outcome.cost.sample_gradients - plain.cost.sample_gradients == pytest.approx(expected)
+    record = outcome.details["steps"][0]["correction"]
+    assert record["retained_loss_after"] <= record["retained_loss_before"]
+    walked = outcome.state.model.parameters - plain.state.model.parameters
+    assert (float(walked.norm()) > 0) == (record["length"] > 0)
+    again = hf_kcu(engine, state, Request.of("ada"), EAGER)
+    assert torch.equal(again.state.model.parameters, outcome.state.model.parameters)
+
+
+def test_it_is_taken_as_far_as_much_can_be_won():
+    federation, engine, state, parties, curvature = ridge_problem()
+    far = state.model.moved(-ridge_closed_form(federation, {"client-0": None}))
+
+    def taken(tau: float) -> tuple[Snapshot, dict[str, float]]:
+        options = dataclasses.replace(EVERYTHING, tau=tau)
+        return corrected(engine, far, state.model, curvature, SCHEDULE, parties, options)
+
+    _, whole = taken(0.0)
+    won = whole["retained_loss_before"] - whole["retained_loss_after"]
+    assert whole["length"] == 1.0
+    assert won > 0
+    moved, half = taken(won)  # half of tau, so half of what is to be won, may be left
+    assert 0.25 <= half["length"] <= 0.5
+    assert half["retained_loss_after"] <= whole["retained_loss_after"] + won / 2
+    full, _ = taken(0.0)
+    step = full.parameters - state.model.parameters
+    torch.testing.assert_close(moved.parameters - state.model.parameters, half["length"] * step)
+    unmoved, nothing = taken(2.1 * won)
+    assert nothing["length"] == 0.0
+    assert unmoved is state.model
+
+
+def test_masked_sums_give_the_same_correction():
+    engine, state = trained()
+    plain = hf_kcu(engine, state, Request.of("ada"), EAGER)
+    masked = hf_kcu(MaskedEngine(LocalEngine(mlp(), CrossEntropy(), DATA), ("ada",)), state, Request.of("ada"), EAGER)
+    assert masked.details["steps"][0]["correction"] == pytest.approx(plain.details["steps"][0]["correction"], rel=1e-5)
+    torch.testing.assert_close(masked.state.model.parameters, plain.state.model.parameters, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "build"),
+    [
+        (DEFAULT, norm_net),
+        (DEFAULT.with_recovery(), mlp),
+        (dataclasses.replace(DEFAULT, scaling="none"), mlp),
+        (dataclasses.replace(DEFAULT, correction=False), mlp),
+        (TRAJECTORY, mlp),
+        (GRADIENT, mlp),
+        (dataclasses.replace(GRADIENT, solver="kronecker"), mlp),
+    ],
+)
+def test_where_there_is_none(options, build):
+    engine, state = trained(build)
+    outcome = hf_kcu(engine, state, Request.of("ada"), options)
+    assert "correction" not in outcome.details["steps"][0]
+    if build is mlp:
+        assert outcome.cost.rounds <= options.expected_rounds
