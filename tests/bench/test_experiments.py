@@ -11,8 +11,8 @@ from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.experiments import EVERYONE, EXPERIMENTS, OURS, experiment
 from expunge.bench.measuring import compared_steps
 from expunge.bench.results import Results
-from expunge.bench.runner import cells, run
-from expunge.bench.scales import LEAVER, scale_of
+from expunge.bench.runner import Experiment, cells, run
+from expunge.bench.scales import LEAVER, Scale, scale_of
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
 from expunge.errors import DataError, RequestError
@@ -97,6 +97,19 @@ def test_the_trajectory_does_without_the_leaver_and_the_gradient_does_not(store)
         counts = store.kept(cell).record["details"]["steps"][0]["contributions"]
         assert LEAVER in counts
         assert len(store.federation(scenario).engine().clients()) == 4 >= asked
+
+
+def test_who_never_took_part_is_asked_since_no_vector_of_it_was_kept(store):
+    plan = dataclasses.replace(SMOKE.base.plan, rounds=1, participation=0.5)
+    scenario = dataclasses.replace(SMOKE.base, plan=plan).with_seed(10)
+    store.make(TrainedCell(scenario))
+    kept = store.kept(TrainedCell(scenario)).state.memory.clients
+    assert len(kept) == 2
+    for name in scenario.names:
+        cell = ForgottenCell(scenario, Contender("hf-kcu"), (Forget((name,)),))
+        store.make(cell)
+        details = store.kept(cell).record["details"]
+        assert details["source"] == ("trajectory" if name in kept else "gradient")
 
 
 def test_a_cell_is_named_by_what_determines_its_model_and_nothing_else(store):
@@ -210,6 +223,87 @@ def test_at_the_papers_scale_another_client_leaves_for_every_seed():
         assert tuple(setting.scenario.backdoors) == setting.forgets[0].clients
     small = scale_of("smoke")
     assert {s.forgets[0].clients for s in each.seeded(small, (10, 11))} == {(small.leaver,)}
+
+
+def test_the_large_models_take_one_seed_and_two_retrains_and_the_others_all_that_are_asked_for():
+    paper = scale_of("paper")
+    for name, others in (("datasets", 2), ("wallclock", 1)):
+        settings = experiment(name).seeded(paper, (12, 10, 11))
+        large = [setting for setting in settings if setting.scenario.model.endswith("-bf16")]
+        assert {s.scenario.model for s in large} == {"resnet18-bf16", "vit-lite-bf16"}
+        assert [(s.scenario.seed, s.retrains, s.same_init) for s in large] == [(12, 2, 0)] * 2
+        assert all(setting.scenario.model in setting.label for setting in large)  # so the label says bfloat16
+        rest = [s.scenario.seed for s in settings if s not in large]
+        assert rest == [12, 10, 11] * others
+    whole = [s.scenario.seed for s in experiment("datasets").seeded(SMOKE, (10, 11))]
+    assert whole == [10, 11, 10, 11]
+
+
+def test_where_the_two_tables_retrain_anyway_all_their_models_are_used_and_elsewhere_fewer(tmp_path):
+    own, paper = Store(tmp_path / "own"), scale_of("paper")
+
+    def retrained(name: str) -> list[tuple[int, set]]:
+        settings = [s for s in experiment(name).seeded(paper, paper.seeds) if s.scenario.model == "cnn"]
+        found = [[cell for cell in cells(setting) if isinstance(cell, RetrainedCell)] for setting in settings]
+        return [(s.retrains, {own.path(cell) for cell in each}) for s, each in zip(settings, found, strict=True)]
+
+    known = set().union(*(paths for name in ("main", "backdoor") for _, paths in retrained(name)))
+    counts = {"components": {5, 3}, "damping": {5}, "heterogeneity": {5, 3}, "clients": {5, 3}, "several": {3}}
+    counts |= {"functional": {5}, "convergence": {5}, "sequential": {3}, "samples": {3}, "adversary": {5, 3}}
+    for name, expected in {**counts, "datasets": {5}, "wallclock": {5}}.items():
+        parts = retrained(name)
+        assert {retrains for retrains, _ in parts} == expected, name
+        for retrains, paths in parts:
+            assert (retrains == 5) == (paths <= known), name
+    assert {retrains for name in ("main", "backdoor") for retrains, _ in retrained(name)} == {5}
+
+
+def test_several_that_leave_are_those_of_the_backdoor_and_others(tmp_path):
+    own, paper = Store(tmp_path / "own"), scale_of("paper")
+    trained = [
+        {own.path(TrainedCell(setting.scenario)) for setting in experiment(name).seeded(paper, paper.seeds)}
+        for name in ("several", "convergence", "backdoor", "main")
+    ]
+    assert trained[0] | trained[1] <= trained[2] | trained[3]
+    for setting in experiment("several").seeded(paper, paper.seeds):
+        leaving = setting.forgets[0].clients
+        assert (leaving[0],) == tuple(setting.scenario.backdoors)
+        assert len(set(leaving)) == len(leaving)
+        assert "client-0" not in leaving
+
+
+def test_one_seed_and_two_retrains_are_said_and_give_no_verdict(store):
+    few = Experiment("datasets", "Few beside many", few_and_many)
+    results = run(few, SMOKE, (10, 11), store, workers=1)
+    many, large = (results.part(label) for label in ("many", "few"))
+    assert {row.seed for row in many.rows} == {10, 11}
+    assert {row.seed for row in large.rows} == {10}
+    assert (large.scenario["seeds"], large.scenario["retrains_per_seed"]) == ([10], 2)
+    assert many.scenario["seeds"] == [10, 11]
+    assert {row.verdict for row in large.rows} == {"UNDECIDED"}
+    assert large.noise["kl_forget"]["low"] > 0  # of the one pair, in its two directions
+    folder = store.root / "few"
+    publish(results, folder)
+    text, page = (folder / "table.md").read_text(), (folder / "report.html").read_text()
+    assert "; seed 10, 2 retrained models (too few for a verdict)." in text
+    assert "; seeds 10, 11, 3 retrained models each." in text
+    assert "over 1 to 2 seeds" in text
+    assert "Beside fewer than 3 retrained models nothing is marked or judged." in text
+    table = text.split("#### few")[1].split("\n\n")[2]
+    assert "**" not in table
+    assert "!" not in table
+    captions = [part.split("</figcaption>")[0] for part in page.split("<figcaption>")[1:]]
+    assert sum("seed 10, 2 retrained models" in each for each in captions) == 2
+    before = {file: file.stat().st_mtime_ns for file in store.root.glob("cells/*/cell.json")}
+    again = run(few, SMOKE, (10, 11), store, workers=1)
+    assert again.rows == results.rows
+    assert {file: file.stat().st_mtime_ns for file in store.root.glob("cells/*/cell.json")} == before
+
+
+def few_and_many(scale: Scale) -> list[Setting]:
+    gone = (Forget((scale.leaver,)),)
+    many = Setting("many", scale.base, gone, OURS[2:4], 3, 0)
+    return [many, dataclasses.replace(many, label="few", retrains=2, seeds=1)]
 
 
 def test_what_was_measured_is_put_together_without_the_models(store, tmp_path):

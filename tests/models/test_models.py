@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from expunge.errors import ModelError, RequestError
-from expunge.models import CNN, MODELS, DigitsNet, ResNet18, SoftmaxRegression, ViTLite, build
+from expunge.models import CNN, MODELS, DigitsNet, InBfloat16, ResNet18, SoftmaxRegression, ViTLite, build
 
 
 def count(model: nn.Module) -> int:
@@ -21,6 +21,8 @@ def count(model: nn.Module) -> int:
         ("resnet18", 3, 32, 11_173_962),
         ("resnet18", 1, 32, 11_172_810),
         ("vit-lite", 3, 32, 3_391_626),
+        ("resnet18-bf16", 3, 32, 11_173_962),
+        ("vit-lite-bf16", 3, 32, 3_391_626),
         ("softmax", 3, 32, 30_730),
         ("digits-net", 1, 8, 38_282),
     ],
@@ -51,7 +53,9 @@ def test_seed_decides_the_weights_and_global_randomness_is_left_alone(name: str)
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(RequestError, match="cnn, cnn-narrow, resnet18, vit-lite, softmax, digits-net"):
+    with pytest.raises(
+        RequestError, match="cnn, cnn-narrow, resnet18, vit-lite, resnet18-bf16, vit-lite-bf16, softmax"
+    ):
         build("vgg", channels=3, size=32, classes=10, seed=0)
 
 
@@ -91,6 +95,8 @@ NARROW: dict[str, Callable[[], nn.Module]] = {
     "cnn-narrow": lambda: build("cnn-narrow", channels=1, size=8, classes=10, seed=0),
     "resnet18": lambda: ResNet18(channels=1, size=8, width=4),
     "vit-lite": lambda: ViTLite(channels=1, size=8, width=8, depth=2, heads=2),
+    "resnet18-bf16": lambda: InBfloat16(ResNet18(channels=1, size=8, width=4)),
+    "vit-lite-bf16": lambda: InBfloat16(ViTLite(channels=1, size=8, width=8, depth=2, heads=2)),
     "softmax": lambda: SoftmaxRegression(64, 10),
     "digits-net": DigitsNet,
 }

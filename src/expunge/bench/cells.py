@@ -24,7 +24,10 @@ if TYPE_CHECKING:  # the store makes cells, and cells find in it what they need
     from expunge.bench.store import Store
 
 ALL_SAMPLES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
-MODEL_WORK = {"resnet18": 60.0, "vit-lite": 20.0, "cnn": 3.0, "digits-net": 0.3, "softmax": 0.1}
+MODEL_WORK = {
+    **{"resnet18": 60.0, "resnet18-bf16": 30.0, "vit-lite": 20.0, "vit-lite-bf16": 10.0},
+    **{"cnn": 3.0, "digits-net": 0.3, "softmax": 0.1},
+}
 
 UPDATES_EVERY = 2
 SHARDS, SLICES = 3, 2
@@ -161,7 +164,8 @@ class ForgottenCell(Cell):
         chosen = self.configured(store)
         before = self._start(store.kept(self.before).state, chosen.needs)
         forget, gone = self.forgets[-1], [name for earlier in self.forgets[:-1] for name in earlier.clients]
-        if chosen.needs == "vectors" and not forget.shares and not forget.triggered:
+        kept = before.memory.clients if before.memory is not None else ()  # nobody's who was never drawn to take part
+        if chosen.needs == "vectors" and set(forget.owners) <= {*forget.clients} & {*kept}:
             gone += forget.clients
         reached = engine.without(tuple(gone))
         warm_up(reached, federation.initial(), self.scenario)

@@ -73,7 +73,7 @@ def run_demo(
     """
     setting = Setting(scenario.dataset, scenario, (Forget((LEAVER,)),), CONTENDERS, retrains, same_init=0)
     experiment = Experiment("demo", "A poisoned client leaves", lambda _scale: [setting])
-    scale = Scale("small", scenario, tuple(seeds), retrains, same_init=0)
+    scale = Scale("small", scenario, tuple(seeds), retrains, retrains, same_init=0)
     with tempfile.TemporaryDirectory() as folder:
         if engine == "flower-simulation":
             for seed in seeds:

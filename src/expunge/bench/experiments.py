@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from expunge.bench.adversary import LIES
+from expunge.bench.cells import RetrainedCell
 from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
 from expunge.bench.scales import Scale
 from expunge.bench.scenario import Scenario
-from expunge.bench.settings import Contender, Forget, Setting
+from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Kept, Store
 from expunge.bench.studies import conditioning, perturbation
 from expunge.bench.verdict import CLEAN_SEEDS, SEEDS, run_verdicts
@@ -37,6 +38,9 @@ CONTROLS = (Contender("fine-tuning-same-budget", budget_of=DEFAULT), Contender("
 EVERYONE = (*BASELINES, *CONTROLS, *OURS)
 FIVE = {"paper": (10, 11, 12, 13, 14)}
 """Seeds of the two tables that carry the most weight, at the paper's scale."""
+LARGE = ("resnet18-bf16", "vit-lite-bf16")
+LARGE_SEEDS, LARGE_RETRAINS = 1, 2
+"""What the large models get: training them takes longer than all else. Two models show no spread, hence no verdict."""
 
 
 def _setting(
@@ -48,7 +52,21 @@ def _setting(
     tamper: str = "",
 ) -> Setting:
     who = forgets or (Forget((scale.leaver,)),)
-    return Setting(label, scenario, who, contenders, scale.retrains, scale.same_init, tamper)
+    if scenario.model in LARGE:
+        return Setting(label, scenario, who, contenders, LARGE_RETRAINS, 0, tamper, LARGE_SEEDS)
+    retrains = scale.retrains if _retrained_anyway(scale, scenario, together(who)) else scale.other_retrains
+    return Setting(label, scenario, who, contenders, retrains, scale.same_init, tamper)
+
+
+def _retrained_anyway(scale: Scale, scenario: Scenario, gone: Forget) -> bool:
+    """Whether `main` or `backdoor` have the same retrained models: an attacker that leaves takes its attack along."""
+    wanted, leaver = RetrainedCell(scenario, gone, 0), Forget((scale.leaver,))
+    return any(wanted == RetrainedCell(scale.on(dataset).base, leaver, 0) for dataset in _attacked(scale))
+
+
+def _attacked(scale: Scale) -> tuple[str, ...]:
+    """The datasets on which a client is poisoned."""
+    return ("cifar10", "fashion-mnist", "mnist") if scale.name == "paper" else (scale.base.dataset,)
 
 
 def main(scale: Scale) -> list[Setting]:
@@ -61,7 +79,12 @@ def datasets(scale: Scale) -> list[Setting]:
     pairs = {
         "smoke": [("digits", "digits-net"), ("digits", "softmax")],
         "small": [("mnist", "cnn-narrow"), ("fashion-mnist", "cnn-narrow"), ("digits", "digits-net")],
-        "paper": [("mnist", "cnn"), ("cifar10", "vit-lite"), ("cifar10", "resnet18"), ("fashion-mnist", "cnn")],
+        "paper": [
+            ("mnist", "cnn"),
+            ("cifar10", "vit-lite-bf16"),
+            ("cifar10", "resnet18-bf16"),
+            ("fashion-mnist", "cnn"),
+        ],
     }[scale.name]
     if scale.name == "small" and scale.base.dataset == "digits":
         pairs = [("digits", "digits-net"), ("digits", "softmax")]
@@ -81,7 +104,7 @@ def backdoor(scale: Scale) -> list[Setting]:
     At the paper's scale on two more datasets, without the baselines that cost about as much as training.
     """
     found = []
-    for dataset in ("cifar10", "fashion-mnist", "mnist") if scale.name == "paper" else (scale.base.dataset,):
+    for dataset in _attacked(scale):
         own, prefix = scale.on(dataset), f"{dataset}, " if scale.name == "paper" else ""
         contenders = EVERYONE if dataset == scale.base.dataset else (Contender("fine-tuning"), *CONTROLS, *OURS)
         for label, strong in (("printed protocol", False), ("strong", True)):
@@ -130,7 +153,7 @@ def wallclock(scale: Scale) -> list[Setting]:
     models = {
         "smoke": ("digits-net", "softmax"),
         "small": ("cnn-narrow", "cnn", "softmax") if scale.base.dataset != "digits" else ("digits-net", "softmax"),
-        "paper": ("cnn", "resnet18", "vit-lite"),
+        "paper": ("cnn", *LARGE),
     }[scale.name]
     return [_setting(scale, model, scale.on(scale.base.dataset, model).base, OURS) for model in models]
 
@@ -141,10 +164,11 @@ def functional(scale: Scale) -> list[Setting]:
 
 
 def convergence(scale: Scale) -> list[Setting]:
-    """How far conjugate gradient gets, for two clients that leave."""
+    """How far conjugate gradient gets, for two clients that leave: those of `main` and of `backdoor`."""
     contenders = _changed(OURS[:3], {"iterations": 6 if scale.is_smoke else 50})
     return [
-        _setting(scale, f"{name} leaves", scale.base, contenders, Forget((name,))) for name in ("client-1", "client-2")
+        _setting(scale, "a clean client leaves", scale.base, contenders),
+        _setting(scale, "a poisoned client leaves", scale.attacked(scale.leaver, strong=True), contenders),
     ]
 
 
@@ -182,16 +206,17 @@ def samples(scale: Scale) -> list[Setting]:
 
 
 def several(scale: Scale) -> list[Setting]:
-    """Several clients leave at once, one of them poisoned."""
+    """Several clients leave at once, one of them poisoned: the one of `backdoor`, and others with it."""
     counts = (2,) if scale.is_smoke else (2, 3, 5)
-    scenario = scale.attacked("client-1", strong=True)
+    scenario = scale.attacked(scale.leaver, strong=True)
+    others = [name for name in scale.base.names[1:] if name != scale.leaver]  # settings were chosen on client 0
     return [
         _setting(
             scale,
             f"{count} at once",
             scenario,
             (Contender("fine-tuning"), *OURS),
-            Forget(tuple(f"client-{number}" for number in range(1, count + 1))),
+            Forget((scale.leaver, *others[: count - 1])),
         )
         for count in counts
     ]

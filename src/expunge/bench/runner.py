@@ -50,9 +50,9 @@ class Experiment:
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def seeded(self, scale: Scale, seeds: Sequence[int]) -> list[Setting]:
-        """Its variants one after another, each for all seeds."""
+        """Its variants one after another, each for all seeds, or for as many as it takes."""
         by_seed = [[s.with_seed(seed) for s in self.settings(scale.for_seed(seed))] for seed in seeds]
-        return [setting for variant in zip(*by_seed, strict=True) for setting in variant]
+        return [setting for variant in zip(*by_seed, strict=True) for setting in variant[: variant[0].seeds]]
 
     def default_seeds(self, scale: Scale) -> tuple[int, ...]:
         """The seeds where none are asked for."""
@@ -214,7 +214,11 @@ def described(setting: Setting, *others: Setting) -> dict[str, Any]:
     steps = [dataclasses.asdict(forget) for forget in setting.forgets]
     owners = [name for each in (setting, *others) for forget in each.forgets for name in forget.owners]
     more = {"forgotten": list(dict.fromkeys(owners)), "steps": steps}
-    counts = {"retrains_per_seed": setting.retrains, "same_init_retrains_per_seed": setting.same_init}
+    counts = {
+        "seeds": [each.scenario.seed for each in (setting, *others)],
+        "retrains_per_seed": setting.retrains,
+        "same_init_retrains_per_seed": setting.same_init,
+    }
     return {**scenario, **more, **counts, **({"lie": setting.tamper} if setting.tamper else {})}
 
 

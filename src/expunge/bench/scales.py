@@ -57,7 +57,8 @@ class Scale:
         name: smoke, small or paper.
         base: the federation that most experiments are about, nobody malicious.
         seeds: the default ones.
-        retrains: retrained models of fresh initialisations for each seed.
+        retrains: retrained models of fresh initialisations for each seed, in the tables that carry the most weight.
+        other_retrains: the same in all other experiments, where none of those tables' models can be used.
         same_init: retrained models from the training's initialisation.
         leavers: who leaves, one for every seed, in turn.
 
@@ -70,6 +71,7 @@ class Scale:
     base: Scenario
     seeds: tuple[int, ...]
     retrains: int
+    other_retrains: int
     same_init: int
     leavers: tuple[str, ...] = (LEAVER,)
 
@@ -116,10 +118,10 @@ class Scale:
 def scale_of(name: str, data_dir: Path | None = None) -> Scale:
     """The scale of that name; `small` is on Fashion-MNIST where it lies in the data folder, else on digits."""
     if name == "smoke":
-        return Scale("smoke", _SMOKE, (10,), retrains=3, same_init=2)
+        return Scale("smoke", _SMOKE, (10,), retrains=3, other_retrains=3, same_init=2)
     if name == "small":
         base = _SMALL if is_there("fashion-mnist", data_dir) else _DIGITS
-        return Scale("small", base, (10, 11, 12), retrains=5, same_init=2)
+        return Scale("small", base, (10, 11, 12), retrains=5, other_retrains=5, same_init=2)
     if name == "paper":
-        return Scale("paper", _PAPER, (10, 11, 12), retrains=5, same_init=0, leavers=LEAVERS)
+        return Scale("paper", _PAPER, (10, 11, 12), retrains=5, other_retrains=3, same_init=0, leavers=LEAVERS)
     raise RequestError(f"There is no scale {name!r}; there are {', '.join(SCALES)}.")

@@ -111,6 +111,7 @@ class Setting:
         retrains: retrained models of fresh initialisations for each seed.
         same_init: retrained models from the training's own initialisation.
         tamper: a lie of the leaver's (see adversary.py), or "".
+        seeds: how many of the seeds that are asked for it takes, the first ones; None is all.
     """
 
     label: str
@@ -120,6 +121,7 @@ class Setting:
     retrains: int = 3
     same_init: int = 2
     tamper: str = ""
+    seeds: int | None = None
 
     def __post_init__(self) -> None:
         labels = [contender.label for contender in self.contenders]

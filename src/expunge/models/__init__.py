@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from expunge.errors import ModelError, RequestError
+from expunge.models.bfloat16 import InBfloat16
 from expunge.models.cnn import CNN
 from expunge.models.digits import DigitsNet
 from expunge.models.linear import SoftmaxRegression
 from expunge.models.resnet import ResNet18
 from expunge.models.vit import ViTLite
 
-__all__ = ["CNN", "MODELS", "DigitsNet", "ResNet18", "SoftmaxRegression", "ViTLite", "build"]
+__all__ = ["CNN", "MODELS", "DigitsNet", "InBfloat16", "ResNet18", "SoftmaxRegression", "ViTLite", "build"]
 
 
 def _softmax(channels: int, classes: int, size: int) -> nn.Module:
@@ -24,11 +25,21 @@ def _narrow(channels: int, classes: int, size: int) -> nn.Module:
     return CNN(channels, classes, size, width=8, hidden=64)
 
 
+def _resnet_in_bfloat16(channels: int, classes: int, size: int) -> nn.Module:
+    return InBfloat16(ResNet18(channels, classes, size))
+
+
+def _vit_in_bfloat16(channels: int, classes: int, size: int) -> nn.Module:
+    return InBfloat16(ViTLite(channels, classes, size))
+
+
 _REGISTRY: dict[str, Callable[[int, int, int], nn.Module]] = {
     "cnn": CNN,
     "cnn-narrow": _narrow,
     "resnet18": ResNet18,
     "vit-lite": ViTLite,
+    "resnet18-bf16": _resnet_in_bfloat16,
+    "vit-lite-bf16": _vit_in_bfloat16,
     "softmax": _softmax,
     "digits-net": DigitsNet,
 }
