@@ -79,6 +79,32 @@ def test_a_column_nobody_measured_is_left_out_of_a_part():
     assert "backdoor success (%)" in strong["SISA"]
 
 
+def test_a_short_table_has_few_columns_and_speed_only_where_the_paper_has_it():
+    clean, strong = tables(bench_markdown(bench(), short=True))
+    forgetting = ["accuracy on new data (%)", "accuracy on forgotten data (%)"]
+    price = ["distance to retrained (KL)", "privacy leak (AUC)", "times less work", "times faster"]
+    assert list(clean["SISA"]) == ["method", *forgetting, *price]
+    assert list(strong["SISA"]) == ["method", *forgetting, "backdoor success (%)", *price]
+    assert clean["FedEraser"]["times faster"].endswith("(paper: 5×)")
+    (first, *_) = tables(bench_markdown(bench("samples"), short=True))
+    assert "times faster" not in first["SISA"]
+    assert "rounds" not in first["SISA"]
+
+
+def test_a_short_page_leaves_contradictions_to_their_own_list():
+    long, short = bench_markdown(bench()), bench_markdown(bench(), short=True)
+    assert "Figure 1a has other points" in long
+    assert "Figure 1a has other points" not in short
+    assert "from its Table 1; seconds from Figure 1b." in short
+
+
+def test_where_the_paper_has_curves_a_short_page_has_nothing_else():
+    curves = replace(bench("convergence", ("a client leaves",)), series=convergence().series)
+    assert len(tables(bench_markdown(curves))) == 3
+    ours, _ = tables(bench_markdown(curves, short=True))
+    assert "HF-KCU gradient (client-1 leaves)" in ours
+
+
 def test_curves_become_tables_with_the_papers_own_after_them():
     ours, theirs = tables(bench_markdown(convergence()))
     assert ours["HF-KCU gradient (client-1 leaves)"]["4"] == "0.41"

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
-from expunge.bench.results import Results
+from expunge.bench.results import Results, Row
 from expunge.report.columns import COLUMNS, measure
+from expunge.report.headline import headline
 from expunge.report.layout import method_name, scenario_line
-from expunge.report.measures import judge, judge_value, retrained_range, write_value
+from expunge.report.measures import judge, judge_value, own_range, retrained_range, write_value
 
 
 def test_friendly_names():
@@ -43,6 +46,33 @@ def test_without_recorded_noise_rates_fall_back_on_the_retrained_rows(results):
     assert retrained_range(bare, "asr") == (0.0, 0.002)
     assert retrained_range(bare, "kl_forget") is None
     assert judge(bare, "trained", "kl_forget") is None
+
+
+def leavers(**own):
+    """Two seeds whose leavers differ: what is retrained for one is trained for the other."""
+    rows = []
+    for seed, level in ((10, 0.3), (11, 0.6)):
+        rows += [Row("retrain", seed, forget_accuracy=level + shift, test_accuracy=0.7) for shift in (-0.01, 0.0, 0.01)]
+        rows += [Row(name, seed, forget_accuracy=level + shift) for name, shift in own.items()]
+    return Results("main", {}, {}, rows, {"forget_accuracy": {"low": 0.29, "high": 0.61, "mean": 0.45}})
+
+
+def test_a_rate_is_judged_beside_the_retrained_models_of_its_own_seed():
+    results = leavers(trained=0.3, near=0.03, between=0.05, below=-0.12)
+    judged = {method: judge(results, method, "forget_accuracy") for method in ("trained", "near", "between", "below")}
+    assert judged == {"trained": "far", "near": "near", "between": "between", "below": "far"}
+    assert own_range(results, "forget_accuracy", 11) == pytest.approx((0.59, 0.61))
+
+
+def test_a_miss_that_the_range_over_all_seeds_would_hide_is_told():
+    results = leavers(trained=0.25)
+    rows = [replace(row, method="hf-kcu") for row in leavers(x=0.15).rows if row.method == "x"]
+    found = headline(replace(results, rows=[*results.rows, *rows]))
+    assert found.verdict == "remains"
+    (sentence, *_) = found.missed
+    assert sentence == (
+        "HF-KCU misses retraining in accuracy on forgotten data: 60.0% against 29.0 to 61.0%, and seed by seed outside."
+    )
 
 
 def test_names_of_baselines_and_controls():
@@ -85,3 +115,31 @@ def test_who_leaves_is_said():
     assert scenario(steps=[step(shares=["client-4"])]).endswith("; samples of client-4 leave.")
     assert "; 5 clients leave" in scenario(steps=[step([f"client-{n}"]) for n in range(5)])
     assert scenario_line(Results("x", {}, {}, [], {})) == ""
+
+
+def test_another_leaver_for_every_seed_is_said():
+    names = [f"client-{number}" for number in (1, 3, 5, 7, 9)]
+    everybody = ", ".join(names)
+    one = scenario(steps=[step(["client-1"])], forgotten=names)
+    assert one.endswith(f"; {everybody} leave, one per seed.")
+    poisoned = scenario(steps=[step(["client-1"])], forgotten=names, backdoors={"client-1": {}})
+    assert poisoned.endswith(f"; {everybody} leave, one per seed, poisoned.")
+    friends = scenario(steps=[step(["client-1"])], forgotten=names, backdoors={"client-1": {}, "client-2": {}})
+    assert friends.endswith(f"; {everybody} leave, one per seed; poisoned: the leaver and 1 more.")
+    two = scenario(steps=[step(["client-1", "client-2"])], forgotten=[*names, "client-2"], backdoors={"client-1": {}})
+    assert two.endswith(
+        "; 2 clients leave, others for each seed"
+        " (of client-1, client-2, client-3, client-5, client-7, client-9); poisoned: 1 of them."
+    )
+    some = scenario(steps=[step(shares=["client-1"])], forgotten=names)
+    assert some.endswith(f"; samples of one client leave, another for each seed (of {everybody}).")
+
+
+def test_how_many_seeds_and_retrains_is_said_and_what_was_trained_in_bfloat16():
+    many = scenario(seeds=[10, 11], retrains_per_seed=5)
+    assert many == "mnist, 20 clients, cnn; seeds 10, 11, 5 retrained models each."
+    few = scenario(seeds=[10], retrains_per_seed=2, model="resnet18-bf16")
+    assert few == (
+        "mnist, 20 clients, resnet18-bf16 (trained in bfloat16); seed 10, 2 retrained models (too few for a verdict)."
+    )
+    assert "too few" not in scenario(seeds=[10], retrains_per_seed=3)

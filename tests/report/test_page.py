@@ -132,7 +132,8 @@ def test_nothing_is_claimed_where_doing_nothing_passes(results):
     ("methods", "expected"),
     [
         (["trained", "retrain"], None),
-        (["hf-kcu-gradient", "hf-kcu-trajectory", "hf-kcu-trajectory+recovery"], "hf-kcu-trajectory+recovery"),
+        (["hf-kcu-gradient", "hf-kcu-trajectory", "hf-kcu-trajectory+recovery"], "hf-kcu-trajectory"),
+        (["hf-kcu-trajectory", "hf-kcu+recovery", "hf-kcu"], "hf-kcu"),
         (["hf-kcu-paper", "hf-kcu-gradient"], "hf-kcu-gradient"),
         (["trained", "fine-tuning"], "fine-tuning"),
     ],

@@ -34,7 +34,7 @@ def test_every_run_and_every_mean_is_drawn(results):
 
 def test_no_backdoor_no_panel(clean):
     titles = [axes.get_title(loc="left") for axes in forgetting_plot(clean).axes]
-    assert titles == ["accuracy on the forgotten data", "accuracy on new data"]
+    assert titles == ["accuracy on forgotten data", "accuracy on new data"]
 
 
 def test_cost_plot_marks_noise_and_doing_nothing(results):

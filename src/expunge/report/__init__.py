@@ -6,6 +6,7 @@ from expunge.report.csv import read_csv, write_csv
 from expunge.report.forgetting import forgetting_plot
 from expunge.report.lines import series_plot, variants_plot
 from expunge.report.markdown import bench_markdown
+from expunge.report.nearness_markdown import nearness_markdown
 from expunge.report.page import write_report
 from expunge.report.pareto import pareto_plot, seconds_plot
 from expunge.report.plots import save_plots
@@ -17,6 +18,7 @@ __all__ = [
     "bench_markdown",
     "cost_plot",
     "forgetting_plot",
+    "nearness_markdown",
     "pareto_plot",
     "printed",
     "publish",

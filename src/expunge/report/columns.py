@@ -7,6 +7,7 @@ from expunge.bench.results import Results
 from expunge.report.layout import parts
 from expunge.report.printed import beside
 
+Side = Literal["both", "below", "above", "none"]
 Form = Literal["percent", "number", "times", "seconds", "megabytes", "count", "verdict"]
 
 
@@ -22,7 +23,7 @@ class Measure:
     header: str
     meaning: str
     form: Form = "percent"
-    side: Literal["both", "below", "above", "none"] = "none"
+    side: Side = "none"
     near: float = 0.0
     far: float = 0.0
     relative: bool = False
@@ -193,6 +194,10 @@ def measure(key: str) -> Measure:
     return _BY_KEY[key]
 
 
+_SHORT = (*_FORGETTING, "verdict", "speedup_in_gradients")
+_MOST_SHORT = 8
+"""An experiment with so few columns shows them all in its short table, too."""
+
 COLUMNS = tuple(measure(key) for key in _CHOICES["demo"])
 """What the demonstration and a run of one's own show, always all of it."""
 
@@ -217,3 +222,19 @@ def columns_for(results: Results) -> tuple[Measure, ...]:
         or any(beside(part, name, key) is not None for part in parts(results).values() for name in part.methods())
     ]
     return tuple(measure(key) for key in shown)
+
+
+def short_columns(results: Results) -> tuple[Measure, ...]:
+    """The columns for a page that people read: what was forgotten and at what price, and speed where the paper has it.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> rows = [Row("fed-osd", 10, test_accuracy=0.6, mia_auc=0.5, speedup=9.0, rounds=3.0, stored_bytes=0.0)]
+        >>> [column.key for column in short_columns(Results("samples", {}, {}, rows, {}))]
+        ['test_accuracy', 'mia_auc']
+    """
+    if len(_CHOICES.get(results.experiment, COLUMNS)) <= _MOST_SHORT:
+        return columns_for(results)
+    has_speed = any(beside(part, name, "speedup") for part in parts(results).values() for name in part.methods())
+    wanted = (*_SHORT, *(("speedup",) if has_speed else ()))
+    return tuple(column for column in columns_for(results) if column.key in wanted)

@@ -25,7 +25,7 @@ def cost_plot(results: Results) -> Figure:
     """
     points = _cost_points(results)
     with rc_context(FONT):
-        figure = Figure(figsize=(8.6, 5.2) if len(points) < 10 else (10.5, 7.5))
+        figure = Figure(figsize=(8.6, 5.2) if len(points) < 10 else (9.2, 6.6))
         figure.subplots_adjust(left=0.1, right=0.97, bottom=0.13, top=0.96)
         axes = figure.subplots()
         if not points:
@@ -77,7 +77,7 @@ def _cost_frame(axes: Axes, results: Results, points: dict[str, tuple[float, flo
     heights += [limit for limit in (limits["low"], limits["high"]) if limit > 0] if limits else []
     axes.set_xlim(
         min(0.7, min(x for x, _ in points.values()) / 2),
-        max(10.0, (3 if len(points) < 10 else 8) * max(x for x, _ in points.values())),
+        max(10.0, (3 if len(points) < 10 else 5) * max(x for x, _ in points.values())),
     )
     sane = [height for height in heights if not nothing or height <= _FAR * nothing.mean] or heights
     axes.set_ylim(min(heights) / 2, max(sane) * 2)

@@ -13,7 +13,7 @@ from expunge.report.palette import BAND, FONT, INK, NOISE, colours, lowest_shown
 
 _PANELS = {
     "asr": "backdoor success",
-    "forget_accuracy": "accuracy on the forgotten data",
+    "forget_accuracy": "accuracy on forgotten data",
     "test_accuracy": "accuracy on new data",
 }
 
@@ -33,7 +33,7 @@ def forgetting_plot(results: Results) -> Figure:
     panels = [key for key in _PANELS if any(results.values(method, key) for method in methods)]
     with rc_context(FONT):
         figure = Figure(
-            figsize=(2.7 + 2.6 * max(1, len(panels)), 1.4 + (0.52 if len(methods) < 10 else 0.44) * len(methods)),
+            figsize=(2.7 + 2.4 * max(1, len(panels)), 1.4 + (0.52 if len(methods) < 10 else 0.44) * len(methods)),
             layout=ConstrainedLayoutEngine(wspace=0.06),
         )
         axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
@@ -77,7 +77,7 @@ def _forgetting_panel(axes: Axes, results: Results, key: str) -> None:
 
 
 def _frame_panel(axes: Axes, results: Results, key: str) -> None:
-    axes.set_title(_PANELS[key], fontsize=11.5, loc="left")
+    axes.set_title(_PANELS[key], fontsize=11, loc="left")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
     axes.grid(axis="y", color="#e3e3e3", linewidth=0.8)
     axes.set_axisbelow(True)

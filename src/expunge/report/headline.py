@@ -1,13 +1,12 @@
 """The result in plain words, computed from the data: what was reached, what was not, what it cost."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from expunge.bench.results import Results
 from expunge.report.columns import measure
 from expunge.report.layout import NO_METHODS, RECOVERY, method_name
-from expunge.report.measures import judge, judge_value, retrained_range, write_value
+from expunge.report.measures import judge, judge_value, mean_outside, outside, own_range, retrained_range, write_value
 
 Verdict = Literal["gone", "partly", "remains", "unknown"]
 _PREFERRED = ("hf-kcu", "hf-kcu-trajectory", "hf-kcu-gradient", "hf-kcu-paper")
@@ -32,7 +31,7 @@ class Headline:
 
 
 def headline(results: Results) -> Headline:
-    """Say what the results show of the method at hand (trajectory with recovery, else trajectory, else another).
+    """Say what the results show of the method at hand (the default, else the trajectory, else another).
 
     Example:
         >>> headline(Results("demo", {}, {}, [], {})).verdict
@@ -65,7 +64,7 @@ def chosen_method(results: Results) -> str | None:
         'hf-kcu-trajectory'
     """
     present = [method for method in results.methods() if method not in NO_METHODS]
-    wanted = [name for base in _PREFERRED for name in (base + RECOVERY, base)]
+    wanted = [name for base in _PREFERRED for name in (base, base + RECOVERY)]
     return next((name for name in [*wanted, *present] if name in present), None)
 
 
@@ -83,15 +82,8 @@ def _verdict(results: Results, method: str) -> Verdict:
 
 def _way_gone(results: Results, method: str, key: str) -> float:
     """The share of the way from the trained model to the retrained range that a method has gone, at most 1."""
-    before, after, limits = results.summary("trained", key), results.summary(method, key), retrained_range(results, key)
-    if before is None or after is None or limits is None:
-        return 0.0
-    way, rest = (_outside(summary.mean, limits) for summary in (before, after))
-    return 1 - rest / way if way else 0.0
-
-
-def _outside(value: float, limits: tuple[float, float]) -> float:
-    return max(limits[0] - value, value - limits[1], 0.0)
+    way, rest = (mean_outside(results, name, key, "both") for name in ("trained", method))
+    return 1 - rest / way if way and rest is not None else 0.0
 
 
 def _change(results: Results, method: str) -> list[str]:
@@ -133,32 +125,36 @@ def _shortfalls(results: Results, method: str) -> list[str]:
         column, limits, summary = measure(key), retrained_range(results, key), results.summary(method, key)
         if summary is None or limits is None:
             continue
-        low, high = (write_value(limit, column.form, scale=limits[1]) for limit in limits)
-        unit = "%" if column.form == "percent" else ""
         plain = column.header.removesuffix(" (%)")
         if judge(results, method, key) != "near":
-            value = write_value(summary.mean, column.form)
-            found.append(f"{name} misses retraining in {plain}: {value}{unit} against {low} to {high}{unit}.")
-            continue
-        if not _every_run_near(results, method, key):
-            worst = max((summary.low, summary.high), key=partial(_badness, side=column.side, limits=limits))
-            value = write_value(worst, column.form)
+            inside = not outside(summary.mean, column.side, limits)
+            against = _against(summary.mean, limits, key) + ", and seed by seed outside" * inside
+            found.append(f"{name} misses retraining in {plain}: {against}.")
+        elif not _every_run_near(results, method, key):
+            worst = max(_runs(results, method, key), key=lambda run: outside(run[0], column.side, run[1]))
             found.append(
-                f"{name} is near retraining in {plain} on average, but not in its worst run:"
-                f" {value}{unit} against {low} to {high}{unit}."
+                f"{name} is near retraining in {plain} on average, but not in its worst run: {_against(*worst, key)}."
             )
     return found
 
 
+def _against(value: float, limits: tuple[float, float], key: str) -> str:
+    form = measure(key).form
+    unit = "%" if form == "percent" else ""
+    low, high = (write_value(limit, form, scale=limits[1]) for limit in limits)
+    return f"{write_value(value, form)}{unit} against {low} to {high}{unit}"
+
+
+def _runs(results: Results, method: str, key: str) -> list[tuple[float, tuple[float, float]]]:
+    """Each run's value, and the range that it is compared with."""
+    measured = ((row, getattr(row, key)) for row in results.rows if row.method == method)
+    ranges = [(value, own_range(results, key, row.seed)) for row, value in measured if value is not None]
+    return [(float(value), limits) for value, limits in ranges if limits is not None]
+
+
 def _every_run_near(results: Results, method: str, key: str) -> bool:
-    limits = retrained_range(results, key)
-    return all(judge_value(value, measure(key), limits) in ("near", None) for value in results.values(method, key))
-
-
-def _badness(value: float, side: str, limits: tuple[float, float]) -> float:
-    if side == "below":
-        return limits[0] - value
-    return value - limits[1] if side == "above" else _outside(value, limits)
+    runs = _runs(results, method, key)
+    return all(judge_value(value, measure(key), limits) in ("near", None) for value, limits in runs)
 
 
 def _others(results: Results, method: str) -> list[str]:

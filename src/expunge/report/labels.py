@@ -1,6 +1,7 @@
 """Names beside the points of a scatter plot, placed so that none covers another name or a point."""
 
 from collections.abc import Iterator
+from math import hypot
 from operator import itemgetter
 
 from matplotlib.artist import Artist
@@ -8,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
@@ -75,7 +77,7 @@ def _extent(axes: Axes, name: str, point: tuple[float, float], place: _Place, re
 
 def _is_away(place: _Place) -> bool:
     """Whether a label stands so far from its mark that a line must lead to it."""
-    return max(abs(place[0]), abs(place[1])) > _NEAR
+    return hypot(place[0], place[1]) > _NEAR
 
 
 def _cost(box: Bbox, leader: Path | None, taken: list[Bbox], obstacles: list[Bbox], leaders: list[Path]) -> float:
@@ -94,7 +96,9 @@ def _places() -> Iterator[_Place]:
     yield from ((10, 0, "left"), (-10, 0, "right"), (0, 14, "center"), (0, -14, "center"))
     for step in range(1, 14):
         for sign in (1, -1):
-            for aside in (12, 60, 120):
+            if step > 1:
+                yield (0, sign * 15 * step, "center")
+            for aside in (12, 60, 120, 180):
                 yield from ((aside, sign * 15 * step, "left"), (-aside, sign * 15 * step, "right"))
 
 
@@ -110,4 +114,6 @@ def _label(axes: Axes, name: str, point: tuple[float, float], place: _Place) -> 
         fontsize=10.5,
         color=INK,
         arrowprops=line if _is_away(place) else None,
+        path_effects=[withStroke(linewidth=3, foreground="white", alpha=0.85)],
+        zorder=5,  # above the lines that show ranges
     )

@@ -3,9 +3,13 @@
 import re
 from typing import Any
 
+from expunge.audit.prediction import LEAST
 from expunge.bench.results import Results
 
 RECOVERY = "+recovery"
+BFLOAT16 = "-bf16"
+"""How the names of models end that are trained in bfloat16."""
+_MOST_LEAVERS = 6
 NO_METHODS = ("trained", "do-nothing", "retrain", "retrain-same-init", "trained-sisa")
 """Rows that are there to compare with: models in which nothing was forgotten, and models retrained."""
 _NAMES = {
@@ -100,13 +104,17 @@ def scenario_line(results: Results) -> str:
     if not all(key in scenario for key in ("dataset", "clients", "model")):
         return ""
     line = f"{scenario['dataset']}, {scenario['clients']} clients, {scenario['model']}"
+    if str(scenario["model"]).endswith(BFLOAT16):
+        line += " (trained in bfloat16)"
     if plan := scenario.get("plan"):
         line += f", {plan['rounds']} rounds of {plan['epochs']} epoch{'s' * (plan['epochs'] != 1)}"
     line += "".join(f"; {sentence}" for sentence in _departures(scenario))
     if seeds := scenario.get("seeds") or sorted({row.seed for row in results.rows}):
-        line += f"; seeds {_listed(seeds)}"
+        line += f"; seed{'s' * (len(seeds) > 1)} {_listed(seeds)}"
     if retrains := scenario.get("retrains_per_seed"):
-        line += f", {retrains} retrained models each"
+        line += f", {retrains} retrained model{'s' * (retrains > 1)}{' each' * (len(seeds) > 1)}"
+        if retrains < LEAST:
+            line += " (too few for a verdict)"
     return line + "."
 
 
@@ -123,11 +131,26 @@ def _departures(scenario: dict[str, Any]) -> list[str]:
     whole = [name for step in steps for name in step["clients"]]
     some = [name for step in steps for name in (*step["shares"], *step["triggered"])]
     poisoned = list(scenario.get("backdoors") or {})
+    if others := [name for name in scenario.get("forgotten", []) if name not in (*whole, *some)]:
+        return _one_per_seed(len(whole), len(some), len(poisoned), [*dict.fromkeys((*whole, *some, *others))])
     if whole and whole == poisoned:
         return [f"{_few(whole)} {'is' if len(whole) == 1 else 'are'} poisoned and leave{'s' * (len(whole) == 1)}"]
     said = [f"{_few(whole)} leave{'s' * (len(whole) == 1)}"] if whole else []
     said += [f"samples of {_few(some)} leave"] if some else []
     return said + ([f"poisoned: {_few(poisoned)}"] if poisoned else [])
+
+
+def _one_per_seed(whole: int, some: int, poisoned: int, names: list[str]) -> list[str]:
+    """The same where every seed has other leavers: a scenario records the first seed's, and everybody's names."""
+    listed = ", ".join(names) if len(names) <= _MOST_LEAVERS else f"{names[0]}, {names[1]}, ..."
+    if whole == 1 and not some:
+        alone = f"{listed} leave, one per seed"
+        if poisoned <= 1:
+            return [alone + ", poisoned" * poisoned]
+        return [alone, f"poisoned: the leaver and {poisoned - 1} more"]
+    what = f"{whole} clients leave" if whole else f"samples of {'one client' if some == 1 else f'{some} clients'} leave"
+    said = f"{what}, {'another' if whole + some == 1 else 'others'} for each seed (of {listed})"
+    return [said, f"poisoned: {poisoned} of them"] if poisoned else [said]
 
 
 def _few(names: list[str]) -> str:

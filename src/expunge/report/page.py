@@ -102,7 +102,7 @@ def _part(label: str, results: Results) -> str:
             "<h2>The numbers</h2>",
             table(results),
             "<h2>At a glance</h2>",
-            *(figure(name, drawn) for name, drawn in part_figures(results).items()),
+            *(figure(name, drawn, line) for name, drawn in part_figures(results).items()),
             "</section>",
         ]
     )

@@ -37,7 +37,7 @@ def pareto_plot(results: Results) -> Figure:
     """
     ours, theirs = _points(results)
     with rc_context(FONT):
-        figure = Figure(figsize=(10.5, 6.5))
+        figure = Figure(figsize=(9.6, 6.6))
         figure.subplots_adjust(left=0.08, right=0.98, bottom=0.12, top=0.97)
         axes = figure.subplots()
         if not ours:

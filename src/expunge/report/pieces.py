@@ -111,8 +111,8 @@ def _table_line(line: Line) -> str:
     return f'<tr class="{"noise" if line.noise else ""}"><th scope="row">{escape(line.name)}</th>{cells}</tr>'
 
 
-def figure(name: str, drawn: Figure) -> str:
-    """A picture inside the page, with what it shows in words."""
+def figure(name: str, drawn: Figure, of: str = "") -> str:
+    """A picture inside the page, with what it shows in words, and of what."""
     description, note = _FIGURES[name]
     drawing = io.BytesIO()
     save_figure(drawn, drawing, format="svg", metadata={"Date": None})
@@ -120,7 +120,7 @@ def figure(name: str, drawn: Figure) -> str:
     kind = "full" if drawn.get_figwidth() > 12 else "" if drawn.get_figwidth() > 10 else "narrow"
     return (
         f'<figure class="{kind}"><img alt="{escape(description)}" src="data:image/svg+xml;base64,{source}">'
-        f"<figcaption>{escape(note)}</figcaption></figure>"
+        f"<figcaption>{escape(f'{note} {of}'.strip())}</figcaption></figure>"
     )
 
 

@@ -1,13 +1,13 @@
 """What the paper prints, as data: shown beside what we measure, never used to compute anything.
 
 Rates lie in [0, 1]. The paper's HF-KCU is our `hf-kcu-paper`, its "MIA" the success rate of a membership attack. Where
-its text and a table disagree the table's value stands here, and `NOTES` says so.
+its text and a table disagree the table's value stands here, and contradictions.py says so.
 """
 
 from math import exp, sqrt
 
 from expunge.bench.results import Results, Series
-from expunge.report.layout import label_of
+from expunge.report.layout import BFLOAT16, label_of
 
 Values = dict[str, dict[str, float]]
 """A method's measures."""
@@ -116,35 +116,6 @@ SOURCES = {
     "conditioning": "Figure 2b",
 }
 
-NOTES = {
-    "main": (
-        "Its text says that HF-KCU stays within 0.60 points of the retrained model; that is the distance to the trained"
-        " one.",
-        "Its own definition of causal faithfulness gives 0.62 for HF-KCU and less than 0 for every other method;"
-        " Table 1 has 0.38, and 0.27 and 0.10 for FedEraser and SISA.",
-        "Its Figure 1a has other points than Table 1: retrained at 71.76, gradient ascent at 68.42, FedEraser at 70.15"
-        " and 12.3×, SISA at 69.83 and 15.7×.",
-        "Its Table 8 gives 1170 s and 24.5 s for the same model, Figure 1b 945 s and 19.5 s.",
-    ),
-    "datasets": ("Its Table 8 gives 35× for ResNet-18 (6300 s against 180 s), Table 2 has 82.04×.",),
-    "backdoor": (
-        "Its Table 1 has 47.75× for the same model and protocol, Table 3 has 430×; retraining took 1867.89 s here,"
-        " 945 s or 1170 s elsewhere.",
-    ),
-    "components": (
-        "Its text has a parameter gap of 0.032, and 0.089 without causal weighting; Table 4 has 1.409 and 1.406.",
-        "Its text has an accuracy of 65.23 without adaptive scaling; Table 4 has 70.99.",
-    ),
-    "damping": ("lambda = 0.01 is the setting of Table 1, which has 71.16 and 47.75×.",),
-    "heterogeneity": ("alpha = 0.5 is the setting of Table 1, which has 71.16, retrained 70.79, and 47.75×.",),
-    "clients": ("The values for 10 clients are those of alpha = 1.0 in Table 6; the set-up says alpha = 0.5.",),
-    "wallclock": ("The seconds of retraining the CNN are 945 in Figure 1b and 1867.89 in Table 3.",),
-    "functional": ("Its text has an accuracy gap of 0.60 points, Table 9 has 0.37.",),
-    "convergence": ("The point of client 1 at iteration 5 lies above the bound that is drawn with it.",),
-    "conditioning": ("The points without a preconditioner are its theory, 5 sqrt(kappa), rounded.",),
-}
-"""Where the paper contradicts itself."""
-
 _ITERATIONS = [float(k) for k in range(0, 51, 5)]
 _KAPPA = [50.0, 200.0, 1000.0, 5000.0, 20000.0]
 _CLIENT_1 = [1.0, 0.421, 0.089, 0.0182, 0.00385, 0.000812, 0.000171, 3.61e-5, 7.62e-6, 1.61e-6, 3.4e-7]
@@ -182,7 +153,8 @@ def printed(experiment: str, variant: str, method: str, measure: str) -> float |
         (47.75, None)
     """
     of = PRINTED.get(experiment, {})
-    return of.get(variant, of.get("", {})).get(method, {}).get(measure)
+    theirs = variant.removesuffix(BFLOAT16).removeprefix("cifar10, ")  # of our bfloat16 and our other data it has none
+    return of.get(theirs, of.get("", {})).get(method, {}).get(measure)
 
 
 def beside(results: Results, method: str, measure: str) -> float | None:

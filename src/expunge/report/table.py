@@ -4,9 +4,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from expunge.bench.results import Noise, Results
-from expunge.report.columns import Measure, columns_for
+from expunge.report.columns import Measure, columns_for, short_columns
+from expunge.report.contradictions import NOTES
 from expunge.report.layout import label_of, method_name, parts, reading_order
 from expunge.report.measures import (
+    FEWEST_RETRAINS,
     MISSING,
     Judgement,
     judge,
@@ -15,7 +17,7 @@ from expunge.report.measures import (
     write_summary,
     write_value,
 )
-from expunge.report.printed import NOTES, PRINTED_SERIES, SOURCES, beside, is_its_own
+from expunge.report.printed import PRINTED_SERIES, SOURCES, beside, is_its_own
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,17 @@ _NEARNESS: dict[str, Judgement] = {"EQUIVALENT": "near", "UNDECIDED": "between"}
 """How a verdict is marked; all others are far."""
 
 
-def table_lines(results: Results) -> list[Line]:
+def table_lines(results: Results, *, short: bool = False) -> list[Line]:
     """The table's content for one variant, whatever it is then drawn with; the last lines are retraining's noise.
+
+    `short` is for few columns (`short_columns`).
 
     Example:
         >>> from expunge.bench.results import Row
         >>> table_lines(Results("demo", {}, {}, [Row("trained", 0, asr=0.957)], {}))[0].cells[2].text
         '95.7'
     """
-    columns = columns_for(results)
+    columns = short_columns(results) if short else columns_for(results)
     lines = [
         Line(method_name(method), tuple(_cell(results, method, column) for column in columns))
         for method in reading_order(results)
@@ -64,22 +68,27 @@ def table_lines(results: Results) -> list[Line]:
 
 
 def caption(results: Results, near: str = "green", far: str = "red") -> str:
-    """How to read the table, in one sentence.
+    """How to read the table, in one sentence; in two where a variant has too few retrained models to be judged by.
 
     Example:
         >>> caption(Results("demo", {}, {}, [], {})).startswith("Mean ± standard deviation over 0 seeds")
         True
     """
-    seeds = len({row.seed for row in results.rows})
+    of = parts(results).values()
+    counts = sorted({len({row.seed for row in part.rows}) for part in of})
+    seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    few = any(0 < len(part.values("retrain", "test_accuracy")) < FEWEST_RETRAINS for part in of)
     which = ", fresh init" if any(part.noise_same_init for part in results.variants.values()) else ""
     return (
-        f"Mean ± standard deviation over {seeds} seed{'' if seeds == 1 else 's'}: {near} lies in the range of"
-        f" retrained models (retrain noise{which}) or right beside it, {far} is far outside, and a column in which"
+        f"Mean ± standard deviation over {seeds}: {near} lies in the range of"
+        f" retrained models (retrain noise{which}; rates are compared within a seed) or right beside it, {far} is far"
+        " outside, and a column in which"
         f" doing nothing is {near} too says nothing about forgetting."
+        + (f" Beside fewer than {FEWEST_RETRAINS} retrained models nothing is marked or judged." if few else "")
     )
 
 
-def paper_notes(results: Results) -> list[str]:
+def paper_notes(results: Results, *, contradictions: bool = True) -> list[str]:
     """Where the paper's values beside ours come from, and where it contradicts itself, in sentences.
 
     Example:
@@ -89,13 +98,14 @@ def paper_notes(results: Results) -> list[str]:
         >>> paper_notes(Results("main", {"dataset": "digits"}, {}, [Row("sisa", 10)], {}))[1]
         'That is about its own data at full size: beside a smaller run it only shows what was claimed.'
     """
-    cells = (cell for part in parts(results).values() for line in table_lines(part) for cell in line.cells)
-    if results.experiment not in PRINTED_SERIES and not any(cell.paper for cell in cells):
+    of = parts(results).values()
+    with_theirs = [part for part in of if any(cell.paper for line in table_lines(part) for cell in line.cells)]
+    if results.experiment not in PRINTED_SERIES and not with_theirs:
         return []
     notes = [f"What the paper prints is from its {SOURCES[results.experiment]}."]
-    if not all(is_its_own(part) for part in parts(results).values()):
+    if not all(is_its_own(part) for part in with_theirs or of):
         notes.append("That is about its own data at full size: beside a smaller run it only shows what was claimed.")
-    return [*notes, *NOTES.get(results.experiment, ())]
+    return [*notes, *(NOTES.get(results.experiment, ()) if contradictions else ())]
 
 
 def _cell(results: Results, method: str, column: Measure) -> Cell:
