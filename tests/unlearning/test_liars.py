@@ -25,7 +25,7 @@ from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.request import Request
-from expunge.unlearning.scaling import LENGTHS, combined
+from expunge.unlearning.scaling import TRIES, combined
 from federation.lying import LyingEngine
 from unlearning.convex import digits_softmax
 
@@ -210,7 +210,8 @@ def test_the_servers_data_is_what_decides_and_is_paid_for():
     own, _ = outcome_of(plain_net, GRADIENT, names)
     assert asked
     assert not any(isinstance(task, Losses) for task in asked)
-    looked = 2 if own.details["steps"][0]["length"] == 1 else 2 + len(LENGTHS)  # the whole step, then all others
+    tries = next(number for number, own_try in enumerate(TRIES, 1) if own.details["steps"][0]["length"] in own_try)
+    looked = sum(1 + len(lengths) for lengths in TRIES[:tries])  # each with the model as it was
     assert own.cost.sample_gradients == pytest.approx(sum(costs) + FORWARD_COST * len(held_out[1]) * looked)
     theirs, _ = outcome_of(plain_net, GRADIENT, names, validation=False)
     assert any(isinstance(task, Losses) for task in asked)

@@ -18,7 +18,8 @@ from expunge.unlearning.influence import spread
 from expunge.unlearning.request import Parties
 
 LENGTHS = tuple(2.0 ** (-j / 2) for j in range(12))
-"""Step lengths that the trust region tries: the whole step, which mostly is safe, then all others in one message."""
+TRIES = (LENGTHS[:1], LENGTHS[1:4], LENGTHS[4:])
+"""Step lengths that the trust region tries, a message each: the whole step, which mostly is safe, a few, all others."""
 
 
 def adaptive_scale(raw: Tensor, parameters: Tensor, beta: float) -> float:
@@ -57,7 +58,7 @@ def trust_region(
         The length, and the loss before and after.
     """
     before = math.nan
-    for lengths in (LENGTHS[:1], LENGTHS[1:]):
+    for lengths in TRIES:
         loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
         before = loss.means[0]
         for length, mean, rise in zip(lengths, loss.means[1:], loss.rises[1:], strict=True):
