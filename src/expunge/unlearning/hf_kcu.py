@@ -22,6 +22,7 @@ several local steps keep FedAvg from a stationary point; the trajectory source a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -59,8 +60,8 @@ from expunge.unlearning.scaling import adaptive_scale, lowest_loss, retained_los
 AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (1, 1, 2000)}
 """What ``samples="auto"`` is: one in so many of the retained, but at least and at most."""
 
-ROOM = 2.0
-"""A step that is going to be corrected may cost those who stay so many times tau before it is."""
+ROOM = 10.0
+"""A step that a correction or a recovery follows may cost those who stay so many times tau at first."""
 
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far a recovery round may be taken; the one with the least retained loss is."""
@@ -80,6 +81,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     chosen = {name: getattr(options, name) for name in ("source", "solver", "filter", "samples")}
     details: dict[str, Any] = {**chosen, "damping": damping, "steps": []}
     model, warnings = state.model, _warnings_beforehand(state, parties, options)
+    memory, reason = state.memory, ""
     with measured(engine) as cost:
         for number in range(options.steps):
             # Lines 2 to 16: the influence of the data to forget, filtered by k Krylov steps.
@@ -87,10 +89,22 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
                 step, curvature, record = _solve_at_owners(engine, model, parties, damping, options)
             else:
                 step, curvature, record = _solve_on_server(engine, state, model, parties, damping, options, number)
-            # Lines 17 and 18, 23 and 24: adaptive scaling, the update; and ours, what a step of first order misses.
-            moved, length, taken = _taken(engine, state, model, step, curvature, parties, options)
-            details["steps"].append({**record, **taken, "length": length, "norm": float(step.norm())})
-            if moved is None or length is None:
+            last = number == options.steps - 1
+            for allowed in _allowed(state, curvature, options) if last else (options.tau,):
+                # Lines 17 and 18: adaptive scaling.
+                length, losses = _length(engine, model, step, parties, options, allowed)
+                if length is None:
+                    continue
+                # Lines 23 and 24: the update.
+                moved = model.moved(model.parameters - length * step)
+                if not last:
+                    break
+                # Not in the paper: what follows the step may repair what it has cost.
+                moved, memory, left = _followed(engine, state, moved, curvature, parties, options, losses, details)
+                if left <= options.tau:
+                    break
+            details["steps"].append({**record, **losses, "length": length, "norm": float(step.norm())})
+            if length is None:
                 reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
                 break
             if length < 1 and options.scaling == "trust-region":
@@ -99,12 +113,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
                     "something of the data may be left; look at it beside a retrained model."
                 )
             model = moved
-        else:
-            model = refreshed_buffers(engine, model, state, parties)
-            memory = forgotten_memory(state, parties)
-            if options.recovery is not None:
-                model, memory = _recovered(engine, state, model, memory, parties, options, details)
-            reason = _final_refusal(engine, state.model, model, parties, options, details)
+        reason = reason or _final_refusal(engine, state.model, model, parties, options, details)
     if reason:
         return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
     warnings.extend(memory_warnings(parties, memory))
@@ -246,33 +255,47 @@ def _solve_on_server(
     return step, None, record
 
 
-def _taken(
+def _allowed(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> tuple[float, ...]:
+    """What the step may cost those who stay: more than tau at first, where what follows may repair it; else tau.
+
+    What an unfiltered step costs them is no small error that could be repaired.
+    """
+    followed = options.recovery is not None or _is_corrected(state, curvature, options)
+    if followed and options.influence_decay:
+        return (ROOM * options.tau, options.tau)
+    return (options.tau,)
+
+
+def _is_corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
+    known = curvature is not None and state.schedule is not None
+    return known and options.may_correct and not has_statistics(state.model)
+
+
+def _followed(
     engine: Engine,
     state: ServerState,
     model: Snapshot,
-    step: Tensor,
     curvature: KroneckerCurvature | None,
     parties: Parties,
     options: HfKcuOptions,
-) -> tuple[Snapshot | None, float | None, dict[str, Any]]:
-    """The model after the step and, where there can be one, the correction; the step's length; what was noticed.
+    losses: Mapping[str, float],
+    details: dict[str, Any],
+) -> tuple[Snapshot, Memory | None, float]:
+    """What follows the step: new batch-norm statistics, the others' vectors, a correction or a round of recovery.
 
-    A step that will be corrected may cost those who stay more at first, as long as no more than tau is left of it in
-    the end; else it is a shorter one. None where no length is safe.
+    Returns:
+        The model, the vectors, and what is left of the rise that the step has cost those who stay.
     """
-    if curvature is None or state.schedule is None or not options.may_correct or has_statistics(model):
-        length, record = _length(engine, model, step, parties, options, options.tau)
-        return (None if length is None else model.moved(model.parameters - length * step)), length, record
-    for allowed in (ROOM * options.tau, options.tau):
-        length, record = _length(engine, model, step, parties, options, allowed)
-        if length is None:
-            continue
-        moved = model.moved(model.parameters - length * step)
-        risen = record["retained_rise"]
-        moved, correction = corrected(engine, state.model, moved, curvature, state.schedule, parties, options, risen)
-        if risen + correction["retained_rise"] <= options.tau:
-            return moved, length, {**record, "correction": correction}
-    return None, None, record
+    model = refreshed_buffers(engine, model, state, parties)
+    memory, risen = forgotten_memory(state, parties), losses.get("retained_rise", 0.0)
+    if options.recovery is not None:
+        model, memory, details["recovery"] = _recovered(engine, state, model, memory, parties, options)
+        return model, memory, risen + details["recovery"]["retained_rise"]
+    if curvature is not None and state.schedule is not None and _is_corrected(state, curvature, options):
+        model, record = corrected(engine, state.model, model, curvature, state.schedule, parties, options, risen)
+        details["correction"] = record
+        return model, memory, risen + record["retained_rise"]
+    return model, memory, risen
 
 
 def _length(
@@ -308,8 +331,7 @@ def _recovered(
     memory: Memory | None,
     parties: Parties,
     options: HfKcuOptions,
-    details: dict[str, Any],
-) -> tuple[Snapshot, Memory | None]:
+) -> tuple[Snapshot, Memory | None, dict[str, float]]:
     """A round of the clients that stay, taken as far as it lowers their loss: the safety belt holds here, too."""
     assert options.recovery is not None
     plan = options.recovery.plan(state)
@@ -318,15 +340,15 @@ def _recovered(
     way = model.parameters - full.parameters
     # With the buffers as they are: the round's own ones (batch norm) can raise the loss before any step is taken.
     length, losses = lowest_loss(engine, model, way, RECOVERY_LENGTHS, parties, options)
-    details["recovery"] = {"length": length, **losses}
+    record = {"length": length, **losses}
     if length == 0:
-        return model, memory
+        return model, memory, record
     if memory is not None:
         memory.record(
             {name: length * reply.update for name, reply in updates.items()},
             {name: reply.count for name, reply in updates.items()},
         )
-    return model.moved(model.parameters - length * way), memory
+    return model.moved(model.parameters - length * way), memory, record
 
 
 def _diagnosis(solution: Solution) -> dict[str, Any]:

@@ -148,8 +148,10 @@ class HfKcuOptions:
             each = 1 if self.source != "gradient" else 2
         else:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
-        each += (2 * (3 + 2) if self.may_correct else 3) if self.scaling == "trust-region" else 0
-        return self.steps * each + (2 if self.recovery else 0)
+        each += 3 if self.scaling == "trust-region" else 0
+        follows = 2 if self.recovery or self.may_correct else 0
+        again = 3 + follows if follows and self.scaling == "trust-region" else 0
+        return self.steps * each + follows + again
 
     @property
     def may_correct(self) -> bool:

@@ -77,9 +77,11 @@ def lowest_loss(
 ) -> tuple[float, dict[str, float]]:
     """The t with the lowest ``L_r(theta - t way)`` among those, 0 included, at which it does not rise."""
     loss = retained_loss(engine, model, way, lengths, parties, options)
-    safe = [(mean, length) for mean, length, rise in zip(loss.means, lengths, loss.rises, strict=True) if rise <= 0]
-    mean, length = min(safe, default=(loss.means[0], 0.0))
-    return length, {"retained_loss_before": loss.means[0], "retained_loss_after": mean}
+    safe = [
+        (mean, length, rise) for mean, length, rise in zip(loss.means, lengths, loss.rises, strict=True) if rise <= 0
+    ]
+    mean, length, rise = min(safe, default=(loss.means[0], 0.0, 0.0))
+    return length, {"retained_loss_before": loss.means[0], "retained_loss_after": mean, "retained_rise": rise}
 
 
 def retained_loss(
