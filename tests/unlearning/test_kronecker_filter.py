@@ -99,42 +99,47 @@ def test_the_whole_step_is_tried_before_shorter_ones():
     assert tight.cost.rounds <= DEFAULT.expected_rounds
 
 
-def test_a_step_that_is_corrected_may_cost_more_at_first_but_not_in_the_end():
+def taken(**options) -> dict:
     federation, state = many(copies=10)
+    outcome = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, **options))
+    assert outcome.cost.rounds <= dataclasses.replace(DEFAULT, **options).expected_rounds
+    return {**outcome.details["steps"][0], "correction": outcome.details.get("correction")}
 
-    def taken(**options) -> dict:
-        details = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, **options)).details
-        return {**details["steps"][0], "correction": details.get("correction")}
 
+def test_a_step_that_is_corrected_may_cost_more_at_first_but_not_in_the_end():
     rise = taken(tau=1e6)["retained_rise"]
     assert rise > 0
-    tau = 0.2 * rise  # the whole step costs more than tau, but less than ten times that
-    plain = taken(tau=tau, correction=False)
+    tau = 0.4 * rise  # the whole step costs more than tau, but less than three times that
+    plain = taken(tau=tau, filter="between", correction=False)
     assert plain["length"] < 1.0
     assert plain["retained_rise"] <= tau
     mended = taken(tau=tau)
-    left = mended["retained_rise"] + mended["correction"]["retained_rise"]
-    assert left <= tau
-    assert mended["length"] == 1.0
+    assert (mended["filter"], mended["length"]) == ("between", 1.0)
     assert mended["correction"]["length"] > 0
-    strict = taken(tau=0.05 * rise)  # not even ten times tau is enough for the whole step
-    assert strict["length"] < 1.0
-    assert strict["retained_rise"] <= 0.5 * rise
-    assert strict["retained_rise"] + strict["correction"]["retained_rise"] <= 0.05 * rise
+    assert mended["retained_rise"] + mended["correction"]["retained_rise"] <= tau
 
 
-def test_where_a_correction_does_not_bring_it_back_the_step_is_a_shorter_one(monkeypatch):
-    federation, state = many(copies=10)
-    monkeypatch.setattr("expunge.unlearning.hf_kcu.ROOM", 1e6)
+def test_the_gentler_filter_is_taken_where_the_sharper_one_costs_too_much():
+    rises = {kind: taken(filter=kind, tau=1e6)["retained_rise"] for kind in ("between", "damped")}
+    assert rises["between"] > rises["damped"] > 0
+    tau = 0.9 * rises["between"]
+    assert tau > rises["damped"]
+    uncorrected = taken(tau=tau, correction=False)
+    assert (uncorrected["filter"], uncorrected["length"]) == ("damped", 1.0)
+    loose = taken(tau=1.1 * rises["between"], correction=False)
+    assert (loose["filter"], loose["length"]) == ("between", 1.0)
+    strict = taken(tau=0.3 * rises["between"])  # not even three times tau is enough for the sharper one
+    assert strict["filter"] == "damped"
+    assert strict["retained_rise"] <= 0.3 * rises["between"]
+
+
+def test_where_a_correction_does_not_bring_it_back_the_gentler_filter_is_taken(monkeypatch):
+    rise = taken(tau=1e6)["retained_rise"]
+    assert taken(tau=0.4 * rise)["filter"] == "between"
     monkeypatch.setattr("expunge.unlearning.correction.LENGTHS", (0.0, 2.0**-6))  # hardly anything can be repaired
-    rise = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, tau=1e6)).details["steps"][0][
-        "retained_rise"
-    ]
-    outcome = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, tau=0.1 * rise))
-    step = outcome.details["steps"][0]
-    assert step["length"] < 1.0
-    assert step["retained_rise"] <= 0.1 * rise
-    assert outcome.cost.rounds <= DEFAULT.expected_rounds
+    step = taken(tau=0.4 * rise)
+    assert step["filter"] == "damped"
+    assert step["retained_rise"] <= 0.4 * rise
 
 
 def test_what_is_chosen_where_nothing_is_said():
@@ -143,7 +148,7 @@ def test_what_is_chosen_where_nothing_is_said():
 
     def chosen(state: ServerState, request: Request = LEAVER, **options) -> tuple[str, str, str]:
         details = hf_kcu(engine, state, request, dataclasses.replace(DEFAULT, tau=1e6, **options)).details
-        return details["source"], details["solver"], details["filter"]
+        return details["source"], details["solver"], details["steps"][0]["filter"]
 
     assert chosen(state) == ("trajectory", "kronecker", "between")
     assert chosen(dataclasses.replace(state, schedule=None), damping=0.1) == ("trajectory", "kronecker", "damped")

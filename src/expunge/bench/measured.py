@@ -1,8 +1,9 @@
-"""What was measured of one setting and seed, kept beside the cells: results can be put together from it anywhere.
+"""What was measured of one setting, seed and method, kept beside the cells; results are put together from it anywhere.
 
     ROOT/measured/DIGEST.json      rows, noise and curves; the digest is that of all models behind them
 
-So an experiment whose seeds were run on several machines needs nothing but these small files to be put together.
+So an experiment whose seeds were run on several machines needs nothing but these small files to be put together, and a
+method that has changed is measured again without the others' models.
 """
 
 from __future__ import annotations
@@ -10,35 +11,82 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from expunge.bench.cells import Cell
-from expunge.bench.measuring import Curves, Part, measure
+from expunge.bench.measuring import REFERENCES, Curves, Part, measure
 from expunge.bench.results import Row, Series, environment, plain
-from expunge.bench.settings import Setting
+from expunge.bench.settings import Contender, Setting
 from expunge.bench.store import Store
 from expunge.errors import DataError
 from expunge.federation.files import read_json, write_whole
 
-FORMAT = 1
+FORMAT = 2
 """Of what is measured; after a change in a measure it is another one, and everything is measured again."""
+
+Entry = TypeVar("Entry", Row, Series)
+
+
+def alone(setting: Setting, contender: Contender) -> Setting:
+    """The same with one method only."""
+    return dataclasses.replace(setting, contenders=(contender,))
 
 
 def part_path(setting: Setting, cells: list[Cell], experiment: str, store: Store) -> Path:
-    """Where the part of this setting is, or will be: under a name for all that determines it."""
+    """Where what is measured of this setting is, or will be: under a name for all that determines it."""
     content = [FORMAT, experiment, setting.label, sorted(store.path(cell).name for cell in cells)]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return store.root / "measured" / f"{digest}.json"
 
 
-def measured_part(setting: Setting, curves: Curves | None, store: Store, path: Path) -> Part:
-    """The part, measured now or before; its models are needed only where it was not."""
-    if not path.exists():
-        part = dataclasses.replace(measure(setting, curves, store), environment=environment(store.device))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(plain(dataclasses.asdict(part), path.name)) + "\n")
-    return _read(path)
+def measured_part(setting: Setting, curves: Curves | None, store: Store, paths: Sequence[Path]) -> Part:
+    """The part, measured now or before; models are needed only of methods that were not.
+
+    Args:
+        setting: with its seed.
+        curves: what is drawn from the methods' own records, or None.
+        store: where finished cells are.
+        paths: where each of the setting's contenders is, or will be, measured.
+    """
+    places = dict(zip(setting.contenders, paths, strict=True))
+    missing = tuple(contender for contender, path in places.items() if not path.exists())
+    if missing:
+        part = measure(dataclasses.replace(setting, contenders=missing), curves, store)
+        part = dataclasses.replace(part, environment=environment(store.device))
+        for contender in missing:
+            path = places[contender]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            own = split(part, contender, missing)
+            write_whole(path, json.dumps(plain(dataclasses.asdict(own), path.name)) + "\n")
+    return joined([_read(path) for path in paths])
+
+
+def split(part: Part, contender: Contender, contenders: Sequence[Contender]) -> Part:
+    """What is left of a part without the other contenders."""
+    others = {other.label for other in contenders} - {contender.label}
+    return dataclasses.replace(
+        part,
+        rows=[row for row in part.rows if row.method not in others],
+        series=[curve for curve in part.series if curve.method not in others],
+    )
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Several contenders' parts as one: the models that all are compared with are those of the first."""
+    return dataclasses.replace(
+        parts[0],
+        rows=_each_once([part.rows for part in parts]),
+        series=_each_once([part.series for part in parts]),
+    )
+
+
+def _each_once(lists: Sequence[list[Entry]]) -> list[Entry]:
+    found = list(lists[0])
+    for entries in lists[1:]:
+        found += [entry for entry in entries if entry.method not in REFERENCES and entry not in found]
+    return found
 
 
 def _read(path: Path) -> Part:

@@ -24,6 +24,8 @@ Curves = Callable[[Setting, dict[str, Kept]], list[Series]]
 
 SAME_INIT = "retrain-same-init"
 SHARDED = "trained-sisa"
+REFERENCES = ("trained", "retrain", SAME_INIT)
+"""The models that every method is compared with."""
 FAILED = "FAILED"
 """In place of a verdict where a method gave up: the row is that of the model as it was."""
 

@@ -14,7 +14,7 @@ import torch
 
 from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.evaluation import noise_ranges
-from expunge.bench.measured import measured_part, part_path
+from expunge.bench.measured import alone, measured_part, part_path
 from expunge.bench.measuring import Curves, Part, compared_steps
 from expunge.bench.results import Results, Series, Variant, environment
 from expunge.bench.scales import Scale
@@ -82,16 +82,18 @@ def run(
         _require_gpu(store, "This experiment is measured anew")
         return experiment.whole(scale, seeds, store, workers, progress)
     settings = experiment.seeded(scale, seeds)
-    paths = [part_path(setting, cells(setting), experiment.name, store) for setting in settings]
-    unmeasured = [setting for setting, path in zip(settings, paths, strict=True) if not path.exists()]
-    missing = missing_cells([cell for setting in unmeasured for cell in cells(setting)], store)
+    parted = [[alone(setting, contender) for contender in setting.contenders] for setting in settings]
+    paths = [[part_path(own, cells(own), experiment.name, store) for own in each] for each in parted]
+    every = [(own, path) for each in zip(parted, paths, strict=True) for own, path in zip(*each, strict=True)]
+    unmeasured = [own for own, path in every if not path.exists()]
+    missing = missing_cells([cell for own in unmeasured for cell in cells(own)], store)
     if unmeasured:
-        _require_gpu(store, f"{len(unmeasured)} of {len(settings)} parts are not measured yet")
+        _require_gpu(store, f"{len(unmeasured)} of {len(every)} parts are not measured yet")
     with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
         make_all(missing, store, pool, progress)
         jobs: list[Callable[[], Part]] = [
-            partial(measured_part, setting, experiment.curves, store, path)
-            for setting, path in zip(settings, paths, strict=True)
+            partial(measured_part, setting, experiment.curves, store, places)
+            for setting, places in zip(settings, paths, strict=True)
         ]
         if experiment.study is not None:
             jobs += [partial(_studied, experiment.study, scale.is_smoke, seed) for seed in seeds]

@@ -55,12 +55,12 @@ from expunge.unlearning.preparation import away, forgotten_memory, memory_warnin
 from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers
 from expunge.unlearning.registry import Need, Outcome, register
 from expunge.unlearning.request import Parties, Request
-from expunge.unlearning.scaling import adaptive_scale, lowest_loss, retained_loss, trust_region
+from expunge.unlearning.scaling import TRIES, adaptive_scale, lowest_loss, retained_loss, trust_region
 
 AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (1, 1, 2000)}
 """What ``samples="auto"`` is: one in so many of the retained, but at least and at most."""
 
-ROOM = 10.0
+ROOM = 3.0
 """A step that a correction or a recovery follows may cost those who stay so many times tau at first."""
 
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -78,7 +78,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     """
     options, parties = _prepared(engine, state, request, options)
     damping = _damping(state, options)
-    chosen = {name: getattr(options, name) for name in ("source", "solver", "filter", "samples")}
+    chosen = {name: getattr(options, name) for name in ("source", "solver", "samples")}
     details: dict[str, Any] = {**chosen, "damping": damping, "steps": []}
     model, warnings = state.model, _warnings_beforehand(state, parties, options)
     memory, reason = state.memory, ""
@@ -86,24 +86,27 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
         for number in range(options.steps):
             # Lines 2 to 16: the influence of the data to forget, filtered by k Krylov steps.
             if options.curvature_of == "owners":
-                step, curvature, record = _solve_at_owners(engine, model, parties, damping, options)
+                steps, curvature, record = _solve_at_owners(engine, model, parties, damping, options)
             else:
-                step, curvature, record = _solve_on_server(engine, state, model, parties, damping, options, number)
+                steps, curvature, record = _solve_on_server(engine, state, model, parties, damping, options, number)
             last = number == options.steps - 1
-            for allowed in _allowed(state, curvature, options) if last else (options.tau,):
+            for used, allowed, lengths in _tries(
+                steps, options, repaired=last and _repaired(state, curvature, options)
+            ):
                 # Lines 17 and 18: adaptive scaling.
-                length, losses = _length(engine, model, step, parties, options, allowed)
+                length, losses = _length(engine, model, steps[used], parties, options, allowed, lengths)
                 if length is None:
                     continue
                 # Lines 23 and 24: the update.
-                moved = model.moved(model.parameters - length * step)
+                moved = model.moved(model.parameters - length * steps[used])
                 if not last:
                     break
                 # Not in the paper: what follows the step may repair what it has cost.
                 moved, memory, left = _followed(engine, state, moved, curvature, parties, options, losses, details)
                 if left <= options.tau:
                     break
-            details["steps"].append({**record, **losses, "length": length, "norm": float(step.norm())})
+            norm = float(steps[used].norm())
+            details["steps"].append({**record, **losses, "filter": used, "length": length, "norm": norm})
             if length is None:
                 reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
                 break
@@ -155,9 +158,8 @@ def _chosen(options: HfKcuOptions, state: ServerState, parties: Parties) -> HfKc
     if options.solver == "auto":
         factored = options.has_factors and options.source == "trajectory" and state.model.layout is not None
         options = replace(options, solver="kronecker" if factored else "krylov")
-    if options.filter == "auto":
-        known = options.solver == "kronecker" and state.schedule is not None
-        options = replace(options, filter="between" if known else "damped")
+    if options.filter == "auto" and (options.solver == "krylov" or state.schedule is None):
+        options = replace(options, filter="damped")
     if options.samples == "auto":
         left = sum(parties.counts[name] - len(left_out) for name, left_out in parties.retained.items())
         share, least, most = AUTO_SAMPLES[options.solver]
@@ -187,7 +189,7 @@ def _damping(state: ServerState, options: HfKcuOptions) -> float:
 
 def _solve_at_owners(
     engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
-) -> tuple[Tensor, None, dict[str, Any]]:
+) -> tuple[dict[str, Tensor], None, dict[str, Any]]:
     """As printed: each owner solves with its own curvature, and sends ``alpha_i scale_i v_i``; the others send zero."""
     raws, norms, solves = _owners_solutions(engine, model, parties, damping, options)
     factors = contribution_factors(options, parties, norms)
@@ -198,7 +200,7 @@ def _solve_at_owners(
         sent = factors[name] * scale * raw
         contributions[name] = float(torch.linalg.vector_norm(sent))
         step += sent
-    return step, None, {"contributions": contributions, "solves": solves}
+    return {options.filter: step}, None, {"contributions": contributions, "solves": solves}
 
 
 def _owners_solutions(
@@ -229,8 +231,8 @@ def _solve_on_server(
     damping: float,
     options: HfKcuOptions,
     number: int,
-) -> tuple[Tensor, KroneckerCurvature | None, dict[str, Any]]:
-    """Corrected: the filter on the server, with the curvature of the clients that stay."""
+) -> tuple[dict[str, Tensor], KroneckerCurvature | None, dict[str, Any]]:
+    """Corrected: the filter on the server, with the curvature of the clients that stay; gentler steps come later."""
     if options.source == "trajectory":
         assert state.memory is not None
         known = state.memory.influence(parties.leaving).to(model.parameters)
@@ -243,30 +245,41 @@ def _solve_on_server(
     clients = parties.retained if options.curvature_of == "retained" else dict.fromkeys(parties.counts, ())
     record: dict[str, Any] = {"contributions": influence.contributions}
     if not options.influence_decay:
-        return influence.unfiltered(damping), None, record
+        return {"none": influence.unfiltered(damping)}, None, record
     if options.solver == "kronecker":
-        survived = survives(options.filter, damping, state.schedule)
+        kinds = ("between", "damped") if options.filter == "auto" else (options.filter,)
+        survived = {kind: survives(kind, damping, state.schedule) for kind in kinds}
         curvature = kronecker_curvature(engine, model, clients, parties.counts, options)
-        return curvature.apply(survived, influence.unfiltered(damping)), curvature, record
+        unfiltered = influence.unfiltered(damping)
+        return {kind: curvature.apply(survived[kind], unfiltered) for kind in kinds}, curvature, record
     product = curvature_product(engine, model, clients, parties.counts, options)
     step, solution = apply_filter(product, influence, damping, state.schedule, options)
     if solution is not None:
         record["solves"] = {"server": _diagnosis(solution)}
-    return step, None, record
+    return {options.filter: step}, None, record
 
 
-def _allowed(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> tuple[float, ...]:
-    """What the step may cost those who stay: more than tau at first, where what follows may repair it; else tau.
+def _tries(
+    steps: Mapping[str, Tensor], options: HfKcuOptions, *, repaired: bool
+) -> list[tuple[str, float, tuple[tuple[float, ...], ...]]]:
+    """Which steps are tried one after another: what each may cost those who stay, and in which lengths.
 
-    What an unfiltered step costs them is no small error that could be repaired.
+    All but the last one are taken whole or not at all: a shortened step leaves something of the client. What is going
+    to be repaired may cost more than tau at first.
     """
-    followed = options.recovery is not None or _is_corrected(state, curvature, options)
-    if followed and options.influence_decay:
-        return (ROOM * options.tau, options.tau)
-    return (options.tau,)
+    *earlier, last = steps
+    if repaired and not earlier:
+        earlier = [last]
+    room = ROOM if repaired else 1.0
+    return [*((name, room * options.tau, TRIES[:1]) for name in earlier), (last, options.tau, TRIES)]
 
 
-def _is_corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
+def _repaired(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
+    """Whether something follows that may repair what a step costs; what an unfiltered one does is no small error."""
+    return options.influence_decay and (options.recovery is not None or _corrected(state, curvature, options))
+
+
+def _corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
     known = curvature is not None and state.schedule is not None
     return known and options.may_correct and not has_statistics(state.model)
 
@@ -291,7 +304,7 @@ def _followed(
     if options.recovery is not None:
         model, memory, details["recovery"] = _recovered(engine, state, model, memory, parties, options)
         return model, memory, risen + details["recovery"]["retained_rise"]
-    if curvature is not None and state.schedule is not None and _is_corrected(state, curvature, options):
+    if curvature is not None and state.schedule is not None and _corrected(state, curvature, options):
         model, record = corrected(engine, state.model, model, curvature, state.schedule, parties, options, risen)
         details["correction"] = record
         return model, memory, risen + record["retained_rise"]
@@ -299,13 +312,19 @@ def _followed(
 
 
 def _length(
-    engine: Engine, model: Snapshot, step: Tensor, parties: Parties, options: HfKcuOptions, allowed: float
+    engine: Engine,
+    model: Snapshot,
+    step: Tensor,
+    parties: Parties,
+    options: HfKcuOptions,
+    allowed: float,
+    lengths: tuple[tuple[float, ...], ...],
 ) -> tuple[float | None, dict[str, float]]:
     """The step's length t, by the chosen kind of adaptive scaling."""
     if not bool(torch.isfinite(step).all()):
         raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
     if options.scaling == "trust-region":
-        return trust_region(engine, model, step, parties, options, allowed)
+        return trust_region(engine, model, step, parties, options, allowed, lengths)
     if options.scaling == "norm" and options.curvature_of != "owners":
         return adaptive_scale(step, model.parameters, options.beta), {}
     return 1.0, {}

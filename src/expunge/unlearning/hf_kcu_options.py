@@ -44,7 +44,8 @@ class HfKcuOptions:
             all.
         filter: what is left of a pull along a direction of curvature e. ``damped`` is lambda/(e + lambda); ``rounds``
             the exact wearing-down of the rounds; ``between`` the mean of ``rounds`` and of ``damped`` with 5 lambda;
-            ``auto`` is between for kronecker, damped for krylov (by conjugate gradient, the others by Lanczos).
+            ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos); for kronecker it is between,
+            or damped where between costs those who stay too much.
         influence_decay: False leaves the influence unfiltered.
         scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
             printed cap at beta ||theta||; ``none`` takes t = 1.
@@ -150,7 +151,7 @@ class HfKcuOptions:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
         each += 3 if self.scaling == "trust-region" else 0
         follows = 2 if self.recovery or self.may_correct else 0
-        again = 3 + follows if follows and self.scaling == "trust-region" else 0
+        again = 1 + follows if follows and self.scaling == "trust-region" else 0
         return self.steps * each + follows + again
 
     @property

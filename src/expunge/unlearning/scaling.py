@@ -48,7 +48,13 @@ class RetainedLoss:
 
 
 def trust_region(
-    engine: Engine, model: Snapshot, step: Tensor, parties: Parties, options: HfKcuOptions, allowed: float
+    engine: Engine,
+    model: Snapshot,
+    step: Tensor,
+    parties: Parties,
+    options: HfKcuOptions,
+    allowed: float,
+    tries: tuple[tuple[float, ...], ...] = TRIES,
 ) -> tuple[float | None, dict[str, float]]:
     """The largest t with ``L_r(theta - t step) <= L_r(theta) + allowed``; None where no length is safe.
 
@@ -58,7 +64,7 @@ def trust_region(
         The length, and the loss before and after.
     """
     before = math.nan
-    for lengths in TRIES:
+    for lengths in tries:
         loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
         before = loss.means[0]
         for length, mean, rise in zip(lengths, loss.means[1:], loss.rises[1:], strict=True):
