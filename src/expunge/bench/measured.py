@@ -50,15 +50,14 @@ def measured_part(setting: Setting, curves: Curves | None, store: Store, paths: 
         store: where finished cells are.
         paths: where each of the setting's contenders is, or will be, measured.
     """
-    places = dict(zip(setting.contenders, paths, strict=True))
-    missing = tuple(contender for contender, path in places.items() if not path.exists())
+    missing = [(own, path) for own, path in zip(setting.contenders, paths, strict=True) if not path.exists()]
     if missing:
-        part = measure(dataclasses.replace(setting, contenders=missing), curves, store)
+        contenders = tuple(contender for contender, _ in missing)
+        part = measure(dataclasses.replace(setting, contenders=contenders), curves, store)
         part = dataclasses.replace(part, environment=environment(store.device))
-        for contender in missing:
-            path = places[contender]
+        for contender, path in missing:
             path.parent.mkdir(parents=True, exist_ok=True)
-            own = split(part, contender, missing)
+            own = split(part, contender, contenders)
             write_whole(path, json.dumps(plain(dataclasses.asdict(own), path.name)) + "\n")
     return joined([_read(path) for path in paths])
 

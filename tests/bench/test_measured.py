@@ -1,0 +1,67 @@
+"""What was measured, kept by method: put together it is what was measured at once, and one alone can be made again."""
+
+import dataclasses
+
+import pytest
+
+from expunge.bench.measured import alone, joined, measured_part, part_path, split
+from expunge.bench.measuring import REFERENCES, measure
+from expunge.bench.results import Row, plain
+from expunge.bench.runner import cells, make_all, missing_cells
+from expunge.bench.scales import scale_of
+from expunge.bench.settings import Contender, Forget, Setting
+from expunge.bench.store import Store
+from expunge.bench.workers import one_by_one
+
+CONTENDERS = (Contender("sisa"), Contender("hf-kcu"), Contender("hf-kcu-gradient", {"damping": 0.1}, "gradient"))
+SMOKE = scale_of("smoke")
+SETTING = Setting("poisoned", SMOKE.attacked("client-3"), (Forget(("client-3",)),), CONTENDERS, retrains=3, same_init=1)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    found = Store(tmp_path_factory.mktemp("bench") / "store")
+    with one_by_one() as pool:
+        make_all(missing_cells(cells(SETTING), found), found, pool, None)
+    return found
+
+
+def places(store):
+    return [part_path(own, cells(own), "x", store) for own in (alone(SETTING, each) for each in CONTENDERS)]
+
+
+def test_put_together_it_is_what_is_measured_at_once(store):
+    whole = measure(SETTING, None, store)
+    part = measured_part(SETTING, None, store, places(store))
+    written = [Row(**plain(dataclasses.asdict(row), "a row")) for row in whole.rows]  # files have six digits
+    assert sorted(map(repr, part.rows)) == sorted(map(repr, written))
+    assert [row.method for row in part.rows].count("retrain") == 3
+    assert part.noise["kl_forget"] == pytest.approx(whole.noise["kl_forget"], rel=1e-5)
+    assert all(path.exists() for path in places(store))
+
+
+def test_a_method_alone_is_measured_again_without_the_others_models(store, monkeypatch):
+    before = measured_part(SETTING, None, store, places(store))
+    places(store)[1].unlink()
+    asked = []
+
+    def watched(setting, curves, where):
+        asked.append([contender.label for contender in setting.contenders])
+        return measure(setting, curves, where)
+
+    monkeypatch.setattr("expunge.bench.measured.measure", watched)
+    after = measured_part(SETTING, None, store, places(store))
+    assert asked == [["hf-kcu"]]
+    assert {repr(row) for row in after.rows} == {repr(row) for row in before.rows}
+    assert measured_part(SETTING, None, store, places(store)) == after
+    assert len(asked) == 1
+
+
+def test_a_part_of_its_own_has_its_rows_and_those_of_all(store):
+    whole = measure(SETTING, None, store)
+    own = split(whole, CONTENDERS[1], CONTENDERS)
+    assert {row.method for row in own.rows} == {*REFERENCES, "trained-sisa", "hf-kcu"}
+    others = [split(whole, contender, CONTENDERS) for contender in CONTENDERS]
+    assert joined(others) == dataclasses.replace(whole, rows=joined(others).rows)
+    assert len(joined(others).rows) == len(whole.rows)
+    assert len({path.name for path in places(store)}) == len(CONTENDERS)
