@@ -180,8 +180,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
         *("mia_success", "privacy_gap", "parameter_gap"),
     ),
 }
-_OTHERS = ("heterogeneity", "clients", "sequential", "samples", "several", "adversary", "convergence", "conditioning")
-_CHOICES |= dict.fromkeys(_OTHERS, _BENCH)
+_OTHERS = ("heterogeneity", "clients", "sequential", "samples", "several", "adversary", "tried", "convergence")
+_CHOICES |= dict.fromkeys((*_OTHERS, "conditioning"), _BENCH)
 
 
 def measure(key: str) -> Measure:

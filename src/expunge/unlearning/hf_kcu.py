@@ -376,7 +376,7 @@ def _diagnosis(solution: Solution) -> dict[str, Any]:
 
 
 for _options, _summary in (
-    (HfKcuOptions(), "the default: trajectory, filtered layer by layer in one message; gradient without vectors"),
+    (HfKcuOptions(), "the default: trajectory, filtered layer by layer and corrected; gradient without vectors"),
     (PAPER, "the paper's update as printed: wrong sign, hardly any step"),
     (GRADIENT, "one gradient of the data to forget, filtered"),
     (TRAJECTORY, "the vector kept while training, filtered; needs nothing of the leaver"),
