@@ -191,8 +191,10 @@ def sequential(scale: Scale) -> list[Setting]:
 
 
 def samples(scale: Scale) -> list[Setting]:
-    """Some samples leave, their clients stay."""
-    able = (*BASELINES, *OURS[:2], Contender("hf-kcu-gradient+recovery"))
+    """Some samples leave, their clients stay; at the paper's scale without the baselines that cost about a training."""
+    cheap = ("gradient-ascent", "projected-gradient-ascent", "fine-tuning")
+    baselines = tuple(c for c in BASELINES if scale.name != "paper" or c.method in cheap)
+    able = (*baselines, *OURS[:2], Contender("hf-kcu-gradient+recovery"))
     everywhere = Forget(shares=dict.fromkeys(scale.base.names, 0.05))
     return [
         _setting(scale, "a fifth of one client", scale.base, able, Forget(shares={scale.leaver: 0.2})),
@@ -209,7 +211,7 @@ def samples(scale: Scale) -> list[Setting]:
 
 def several(scale: Scale) -> list[Setting]:
     """Several clients leave at once, one of them poisoned: the one of `backdoor`, and others with it."""
-    counts = (2,) if scale.is_smoke else (2, 3, 5)
+    counts = {"smoke": (2,), "small": (2, 3, 5), "paper": (2, 5)}[scale.name]
     scenario = scale.attacked(scale.leaver, strong=True)
     others = [name for name in scale.base.names[1:] if name != scale.leaver]  # settings were chosen on client 0
     return [
@@ -229,7 +231,7 @@ def adversary(scale: Scale) -> list[Setting]:
     found = []
     leader, quiet = scale.backdoor(strong=True), scale.backdoor()
     quiet = dataclasses.replace(leader, boost=quiet.boost)  # the same trigger, nothing boosted
-    for count in (1,) if scale.is_smoke else (1, 2, 3):
+    for count in {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 3)}[scale.name]:
         friends = [name for name in scale.base.names if name != scale.leaver][1 : 1 + count]
         scenario = dataclasses.replace(scale.base, backdoors={scale.leaver: leader, **dict.fromkeys(friends, quiet)})
         found.append(_setting(scale, f"{count} retained with the trigger", scenario, OURS))
