@@ -65,3 +65,38 @@ def test_a_part_of_its_own_has_its_rows_and_those_of_all(store):
     assert joined(others) == dataclasses.replace(whole, rows=joined(others).rows)
     assert len(joined(others).rows) == len(whole.rows)
     assert len({path.name for path in places(store)}) == len(CONTENDERS)
+
+
+def test_a_part_of_its_own_has_its_curves_only():
+    from expunge.bench.measured import split
+    from expunge.bench.measuring import Part
+    from expunge.bench.results import Series
+    from expunge.bench.settings import Contender
+
+    contenders = (Contender("sisa"), Contender("hf-kcu"))
+    curves = [Series(name, "v", "x", "y", [0.0], [1.0]) for name in ("trained", "sisa", "hf-kcu")]
+    own = split(Part([], {}, {}, curves), contenders[1], contenders)
+    assert [curve.method for curve in own.series] == ["trained", "hf-kcu"]
+
+
+def test_one_model_under_two_labels_is_two_methods_and_a_label_may_change(store):
+    def measured_as(*labels):
+        setting = dataclasses.replace(SETTING, contenders=tuple(Contender("hf-kcu", label=label) for label in labels))
+        each = [alone(setting, contender) for contender in setting.contenders]
+        part = measured_part(setting, None, store, [part_path(own, cells(own), "y", store) for own in each])
+        return [row.method for row in part.rows if row.method not in REFERENCES]
+
+    assert measured_as("one", "another") == ["one", "another"]
+    assert measured_as("renamed") == ["renamed"]
+
+
+def test_models_that_all_are_compared_with_are_those_of_the_first_measured_anywhere(store):
+    """Measured again on another machine, the last digits differ."""
+    whole = measure(SETTING, None, store)
+    again = dataclasses.replace(
+        whole, rows=[dataclasses.replace(row, test_accuracy=row.test_accuracy + 1e-6) for row in whole.rows]
+    )
+    parts = [split(part, own, CONTENDERS) for part, own in zip((whole, again, whole), CONTENDERS, strict=True)]
+    methods = [row.method for row in joined(parts).rows]
+    assert [methods.count(name) for name in (*REFERENCES, "trained-sisa", "hf-kcu")] == [1, 3, 1, 1, 1]
+    assert all(row in whole.rows for row in joined(parts).rows if row.method in REFERENCES)

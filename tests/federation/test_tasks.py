@@ -18,7 +18,7 @@ from expunge.federation.client import CHUNK, Client
 from expunge.federation.local import LocalEngine
 from expunge.federation.local_data import LocalData
 from expunge.federation.tasks import Ascend, CurvatureProduct, Draw, Gradient, LocalSolve, Losses, NormStatistics, Train
-from federation.small import Pairs, digest, digest_of, linear, mlp, norm_net, samples, seeded
+from federation.small import Pairs, clients, digest, digest_of, linear, mlp, norm_net, samples, seeded
 
 L2 = 0.2
 COUNT = 9
@@ -478,3 +478,16 @@ def test_the_mean_does_not_depend_on_the_chunks(size):
     at = Snapshot.of(model)
     reply = client_of(model, data).perform(Losses(at, torch.zeros(12, dtype=torch.float64), (0.0,)))
     torch.testing.assert_close(reply.total[0] / size, objective(model, data)(at.parameters).detach())
+
+
+def test_batches_come_in_the_order_of_the_shuffle_however_many_are_looked_up_together(monkeypatch):
+    def update(at_once):
+        monkeypatch.setattr("expunge.federation.client.BATCHES_AT_ONCE", at_once)
+        client = Client(LocalData(clients(ada=41)["ada"], "ada"), mlp(), CrossEntropy())
+        return client.perform(Train(Snapshot.of(mlp()), 2, 2, 0.5, 0))
+
+    one = update(1)
+    assert one.steps == 42
+    for at_once in (2, 16, 100):
+        assert torch.equal(update(at_once).update, one.update)
+        assert update(at_once).steps == one.steps

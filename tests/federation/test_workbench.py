@@ -114,3 +114,15 @@ def test_recorded_steps_are_the_plain_ones(build, compiled):
             torch.testing.assert_close(recorded[name].update, plain.update, rtol=1e-9, atol=1e-12)
             for buffer, values in plain.buffers.items():
                 torch.testing.assert_close(recorded[name].buffers[buffer], values, rtol=1e-9, atol=1e-12)
+
+
+def test_short_batches_weigh_what_they_hold():
+    loss, (inputs, targets) = CrossEntropy(l2=0.01), clients(ada=12)["ada"]
+    plain, filled = (Workbench(mlp(), loss, record=False) for _ in range(2))
+    filled._stream = object()  # as if it were recorded: the step is what lies in its own tensors
+    filled._recorded = lambda rate: partial(filled._descend, filled._inputs, filled._targets, rate, filled._weights)
+    for size, rate in ((4, 0.1), (4, 0.1), (1, 0.1), (4, 0.1), (3, 0.1), (3, 0.2), (4, 0.2), (2, 0.2)):
+        for bench in (plain, filled):
+            bench.step(inputs[:size], targets[:size], batch_size=4, learning_rate=rate)
+        for own, wanted in zip(filled.model.parameters(), plain.model.parameters(), strict=True):
+            torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-12)

@@ -207,3 +207,33 @@ def test_where_there_is_none(options, build):
     assert "correction" not in outcome.details
     if build is mlp:
         assert outcome.cost.rounds <= options.expected_rounds
+
+
+def test_the_gradient_is_taken_where_the_step_ended_and_the_way_back_is_stripped():
+    federation, engine, state, parties, curvature = ridge_problem()
+    here, exact = state.model.parameters, torch.func.grad(federation.value)
+    gradient = exact(here, *federation.pooled({"client-0": None}))
+    free = correction(curvature, gradient, torch.zeros_like(here), SCHEDULE)
+    remembers = state.model.moved(here - 5 * free + 0.1 * torch.arange(18.0).double())  # those who stay would go there
+    back = remembers.parameters - here
+    moved, record = corrected(engine, remembers, state.model, curvature, SCHEDULE, parties, EVERYTHING)
+    walked = moved.parameters - here
+    assert record["length"] > 0
+    assert abs(float(torch.dot(walked, back))) < 1e-9 < float(torch.dot(-free, back))
+    torch.testing.assert_close(walked, -record["length"] * correction(curvature, gradient, back, SCHEDULE))
+
+
+def test_it_goes_on_until_no_more_than_tau_is_left_of_what_the_step_has_cost():
+    federation, engine, state, parties, curvature = ridge_problem()
+    far = state.model.moved(-ridge_closed_form(federation, {"client-0": None}))
+
+    def record(tau, risen=0.0):
+        options = dataclasses.replace(EVERYTHING, tau=tau)
+        return corrected(engine, far, state.model, curvature, SCHEDULE, parties, options, risen)[1]
+
+    won = -record(0.0)["retained_rise"]
+    tau = 2.1 * won
+    assert record(tau)["length"] == 0.0
+    assert 0 < record(tau, risen=tau + 0.5 * won)["length"] < 1
+    assert record(tau, risen=tau + 0.5 * won)["retained_rise"] <= -0.5 * won
+    assert record(tau, risen=9 * tau)["length"] == 1.0  # as far as it goes, where that is not enough

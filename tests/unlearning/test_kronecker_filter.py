@@ -14,10 +14,13 @@ from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
 from expunge.federation.local import LocalEngine
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import CurvatureFactors, Draw
+from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import TRAJECTORY, HfKcuOptions
+from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
 from expunge.unlearning.influence import survives
+from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.request import Request
+from expunge.unlearning.scaling import LENGTHS, retained_loss, trust_region
 from unlearning.convex import ConvexFederation, ridge
 
 LEAVER = Request.of("client-0")
@@ -196,3 +199,56 @@ def test_a_client_that_pulled_alone_is_taken_back_whole():
     by_krylov = hf_kcu(engine, state, LEAVER, dataclasses.replace(TRAJECTORY, iterations=30, samples=None))
     both = [o.state.model.parameters - state.model.parameters for o in (outcome, by_krylov)]
     assert float(torch.cosine_similarity(*both, dim=0)) > 0.9
+
+
+@pytest.mark.parametrize("recovery", [None, Recovery(learning_rate=0.01, batch_size=50)])
+def test_a_step_before_the_last_may_not_cost_more_than_tau(recovery):
+    federation, state = many(copies=10)
+    options = dataclasses.replace(GRADIENT, solver="kronecker", steps=2, samples=None, recovery=recovery)
+
+    def first(tau):
+        return hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(options, tau=tau)).details["steps"][0]
+
+    rise = first(1e6)["retained_rise"]
+    assert rise > 0
+    assert first(0.5 * rise)["retained_rise"] <= 0.5 * rise
+
+
+def test_the_longest_safe_length_is_taken():
+    federation, state = many(copies=10)
+    engine, step = federation.engine(), state.memory.influence(["client-0"])
+    options, parties = dataclasses.replace(DEFAULT, samples=None), LEAVER.parties(engine.clients())
+    rises = retained_loss(engine, state.model, step, (0.0, *LENGTHS), parties, options).rises[1:]
+    for allowed in rises:
+        longest = next(length for length, rise in zip(LENGTHS, rises, strict=True) if rise <= allowed)
+        assert trust_region(engine, state.model, step, parties, options, allowed)[0] == longest
+
+
+def test_the_correction_knows_what_the_step_has_cost(monkeypatch):
+    known = []
+
+    def watched(*arguments):
+        known.append(arguments[-1])
+        return corrected(*arguments)
+
+    monkeypatch.setattr("expunge.unlearning.repair.corrected", watched)
+    step = taken(tau=1e6)
+    assert known == [step["retained_rise"]] != [0.0]
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.001, 0.01])
+def test_expected_rounds_is_an_upper_bound_without_a_correction_too(tau):
+    federation, state = many(copies=10)
+    options = dataclasses.replace(DEFAULT, tau=tau, correction=False)
+    assert hf_kcu(federation.engine(), state, LEAVER, options).cost.rounds <= options.expected_rounds
+
+
+def test_a_try_that_was_given_up_leaves_no_record(monkeypatch):
+    federation, state = many(copies=10)
+    monkeypatch.setattr("expunge.unlearning.correction.LENGTHS", (0.0, 2.0**-6))
+    monkeypatch.setattr("expunge.unlearning.repair.TRIES", ((1.0,),))  # nothing shorter is safe
+    rise = taken(tau=1e6)["retained_rise"]
+    options = dataclasses.replace(DEFAULT, filter="between", tau=0.4 * rise)
+    outcome = hf_kcu(federation.engine(), state, LEAVER, options)
+    assert not outcome.succeeded
+    assert "correction" not in outcome.details

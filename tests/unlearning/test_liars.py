@@ -301,3 +301,25 @@ class TestWithoutValidationData:
         told = [Sum(torch.tensor([1.0, 1.0, 1.0]), 1, 0.0) for _ in range(clients - 1)]
         rises = combined([*told, Sum(torch.tensor([1.0, bad, 1.0]), 1, 0.0)]).rises
         assert rises == (0.0, math.inf, 0.0)
+
+
+def recovering(options, tau):
+    model, parts, _, state = trained(plain_net)
+    engine = LyingEngine(model, CrossEntropy(), parts)
+    engine.lies = {}
+    details = hf_kcu(engine, state, REQUEST, dataclasses.replace(options, tau=tau, samples=None)).details
+    return details["steps"][0], details["recovery"]
+
+
+def test_what_a_recovery_repairs_counts_but_not_after_an_unfiltered_step():
+    again = Recovery(learning_rate=0.1)
+    step, recovery = recovering(GRADIENT.with_recovery(again), 1e6)
+    rise, left = step["retained_rise"], step["retained_rise"] + recovery["retained_rise"]
+    tau = 0.5 * rise
+    assert left < tau < rise
+    step, recovery = recovering(GRADIENT.with_recovery(again), tau)
+    assert step["length"] == 1.0
+    assert step["retained_rise"] + recovery["retained_rise"] <= tau < step["retained_rise"]
+    unfiltered = dataclasses.replace(GRADIENT, influence_decay=False).with_recovery(again)
+    rise = recovering(unfiltered, 1e6)[0]["retained_rise"]
+    assert recovering(unfiltered, 0.5 * rise)[0]["retained_rise"] <= 0.5 * rise

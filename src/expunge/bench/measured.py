@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from expunge.bench.cells import Cell
-from expunge.bench.measuring import REFERENCES, Curves, Part, measure
+from expunge.bench.measuring import REFERENCES, SHARDED, Curves, Part, measure
 from expunge.bench.results import Row, Series, environment, plain
 from expunge.bench.settings import Contender, Setting
 from expunge.bench.store import Store
@@ -59,7 +59,7 @@ def measured_part(setting: Setting, curves: Curves | None, store: Store, paths: 
             path.parent.mkdir(parents=True, exist_ok=True)
             own = split(part, contender, contenders)
             write_whole(path, json.dumps(plain(dataclasses.asdict(own), path.name)) + "\n")
-    return joined([_read(path) for path in paths])
+    return joined([named(_read(path), own) for own, path in zip(setting.contenders, paths, strict=True)])
 
 
 def split(part: Part, contender: Contender, contenders: Sequence[Contender]) -> Part:
@@ -69,6 +69,18 @@ def split(part: Part, contender: Contender, contenders: Sequence[Contender]) -> 
         part,
         rows=[row for row in part.rows if row.method not in others],
         series=[curve for curve in part.series if curve.method not in others],
+    )
+
+
+def named(part: Part, contender: Contender) -> Part:
+    """A contender's part under its label of today: files go by models, which do not know what they are called."""
+    own = {row.method for row in part.rows} - {*REFERENCES, SHARDED}
+
+    def under_label(entry: Entry) -> Entry:
+        return dataclasses.replace(entry, method=contender.label) if entry.method in own else entry
+
+    return dataclasses.replace(
+        part, rows=[under_label(row) for row in part.rows], series=[under_label(curve) for curve in part.series]
     )
 
 
@@ -82,9 +94,10 @@ def joined(parts: Sequence[Part]) -> Part:
 
 
 def _each_once(lists: Sequence[list[Entry]]) -> list[Entry]:
-    found = list(lists[0])
-    for entries in lists[1:]:
-        found += [entry for entry in entries if entry.method not in REFERENCES and entry not in found]
+    found: list[Entry] = []
+    for entries in lists:
+        there = {entry.method for entry in found} & {*REFERENCES, SHARDED}
+        found += [entry for entry in entries if entry.method not in there and entry not in found]
     return found
 
 

@@ -14,7 +14,8 @@ Why one filter serves both: retraining without u differs from training, to first
 pull, worn down by what the others trained afterwards: kept in directions flat for G_r, gone in curved ones.
 
 The filter needs G_r. Krylov sees it through k products, each a message to all clients; the default, for the trajectory
-source, takes it apart layer by layer instead (core/kronecker.py): one message, and any function of it is exact.
+source, takes it apart layer by layer instead (core/kronecker.py): one message, and any function of it is exact. Then
+those who stay correct what a step of first order misses (correction.py, repair.py).
 
 Where it fails: the gradient source sees nothing where the forgotten data is fitted perfectly, and is wrong where
 several local steps keep FedAvg from a stationary point; the trajectory source assumes plain averaging on the server.
@@ -34,10 +35,8 @@ from expunge.core.krylov import Solution
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.engine import Engine, ask_each, measured
-from expunge.federation.fedavg import ServerState, aggregate
-from expunge.federation.memory import Memory
+from expunge.federation.fedavg import ServerState
 from expunge.federation.tasks import LocalSolve, Solved
-from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, UNFILTERED, HfKcuOptions
 from expunge.unlearning.influence import (
     Influence,
@@ -51,20 +50,15 @@ from expunge.unlearning.influence import (
     retained_gradient,
     survives,
 )
-from expunge.unlearning.preparation import away, forgotten_memory, memory_warnings, prepared
-from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers
+from expunge.unlearning.preparation import away, memory_warnings, prepared
+from expunge.unlearning.recovery import has_statistics
 from expunge.unlearning.registry import Need, Outcome, register
+from expunge.unlearning.repair import followed, is_repaired, tries
 from expunge.unlearning.request import Parties, Request
-from expunge.unlearning.scaling import TRIES, adaptive_scale, lowest_loss, retained_loss, trust_region
+from expunge.unlearning.scaling import adaptive_scale, trust_region
 
 AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (1, 1, 2000)}
 """What ``samples="auto"`` is: one in so many of the retained, but at least and at most."""
-
-ROOM = 3.0
-"""A step that a correction or a recovery follows may cost those who stay so many times tau at first."""
-
-RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""How far a recovery round may be taken; the one with the least retained loss is."""
 
 
 def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuOptions) -> Outcome:
@@ -90,9 +84,11 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             else:
                 steps, curvature, record = _solve_on_server(engine, state, model, parties, damping, options, number)
             last = number == options.steps - 1
-            for used, allowed, lengths in _tries(
-                steps, options, repaired=last and _repaired(state, curvature, options)
+            for used, allowed, lengths in tries(
+                steps, options, repaired=last and is_repaired(state, curvature, options)
             ):
+                for name in ("recovery", "correction", "retained_loss_at_the_end"):  # of a try that was given up
+                    details.pop(name, None)
                 # Lines 17 and 18: adaptive scaling.
                 length, losses = _length(engine, model, steps[used], parties, options, allowed, lengths)
                 if length is None:
@@ -102,7 +98,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
                 if not last:
                     break
                 # Not in the paper: what follows the step may repair what it has cost.
-                moved, memory, left = _followed(engine, state, moved, curvature, parties, options, losses, details)
+                moved, memory, left = followed(engine, state, moved, curvature, parties, options, losses, details)
                 if left <= options.tau:
                     break
             norm = float(steps[used].norm())
@@ -116,7 +112,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
                     "something of the data may be left; look at it beside a retrained model."
                 )
             model = moved
-        reason = reason or _final_refusal(engine, state.model, model, parties, options, details)
+        reason = reason or _final_refusal(options, details)
     if reason:
         return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
     warnings.extend(memory_warnings(parties, memory))
@@ -259,58 +255,6 @@ def _solve_on_server(
     return {options.filter: step}, None, record
 
 
-def _tries(
-    steps: Mapping[str, Tensor], options: HfKcuOptions, *, repaired: bool
-) -> list[tuple[str, float, tuple[tuple[float, ...], ...]]]:
-    """Which steps are tried one after another: what each may cost those who stay, and in which lengths.
-
-    All but the last one are taken whole or not at all: a shortened step leaves something of the client. What is going
-    to be repaired may cost more than tau at first.
-    """
-    *earlier, last = steps
-    if repaired and not earlier:
-        earlier = [last]
-    room = ROOM if repaired else 1.0
-    return [*((name, room * options.tau, TRIES[:1]) for name in earlier), (last, options.tau, TRIES)]
-
-
-def _repaired(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
-    """Whether something follows that may repair what a step costs; what an unfiltered one does is no small error."""
-    return options.influence_decay and (options.recovery is not None or _corrected(state, curvature, options))
-
-
-def _corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
-    known = curvature is not None and state.schedule is not None
-    return known and options.may_correct and not has_statistics(state.model)
-
-
-def _followed(
-    engine: Engine,
-    state: ServerState,
-    model: Snapshot,
-    curvature: KroneckerCurvature | None,
-    parties: Parties,
-    options: HfKcuOptions,
-    losses: Mapping[str, float],
-    details: dict[str, Any],
-) -> tuple[Snapshot, Memory | None, float]:
-    """What follows the step: new batch-norm statistics, the others' vectors, a correction or a round of recovery.
-
-    Returns:
-        The model, the vectors, and what is left of the rise that the step has cost those who stay.
-    """
-    model = refreshed_buffers(engine, model, state, parties)
-    memory, risen = forgotten_memory(state, parties), losses.get("retained_rise", 0.0)
-    if options.recovery is not None:
-        model, memory, details["recovery"] = _recovered(engine, state, model, memory, parties, options)
-        return model, memory, risen + details["recovery"]["retained_rise"]
-    if curvature is not None and state.schedule is not None and _corrected(state, curvature, options):
-        model, record = corrected(engine, state.model, model, curvature, state.schedule, parties, options, risen)
-        details["correction"] = record
-        return model, memory, risen + record["retained_rise"]
-    return model, memory, risen
-
-
 def _length(
     engine: Engine,
     model: Snapshot,
@@ -330,44 +274,14 @@ def _length(
     return 1.0, {}
 
 
-def _final_refusal(
-    engine: Engine, before: Snapshot, after: Snapshot, parties: Parties, options: HfKcuOptions, details: dict[str, Any]
-) -> str:
+def _final_refusal(options: HfKcuOptions, details: Mapping[str, Any]) -> str:
     """The safety belt once more where batch-norm statistics were estimated anew: the line search used the old ones."""
-    if options.scaling != "trust-region" or not has_statistics(before):
+    if "retained_loss_at_the_end" not in details:
         return ""
-    loss = retained_loss(engine, after, torch.zeros_like(after.parameters), (0.0,), parties, options).means[0]
-    details["retained_loss_at_the_end"] = loss
-    if loss <= details["steps"][0]["retained_loss_before"] + options.steps * options.tau:
+    allowed = details["steps"][0]["retained_loss_before"] + options.steps * options.tau
+    if details["retained_loss_at_the_end"] <= allowed:
         return ""
     return "With new batch-norm statistics the retained loss rises beyond tau: the model is left as it was."
-
-
-def _recovered(
-    engine: Engine,
-    state: ServerState,
-    model: Snapshot,
-    memory: Memory | None,
-    parties: Parties,
-    options: HfKcuOptions,
-) -> tuple[Snapshot, Memory | None, dict[str, float]]:
-    """A round of the clients that stay, taken as far as it lowers their loss: the safety belt holds here, too."""
-    assert options.recovery is not None
-    plan = options.recovery.plan(state)
-    updates = recovery_round(engine, state.model, model, parties.retained, plan)
-    full = aggregate(model, updates)
-    way = model.parameters - full.parameters
-    # With the buffers as they are: the round's own ones (batch norm) can raise the loss before any step is taken.
-    length, losses = lowest_loss(engine, model, way, RECOVERY_LENGTHS, parties, options)
-    record = {"length": length, **losses}
-    if length == 0:
-        return model, memory, record
-    if memory is not None:
-        memory.record(
-            {name: length * reply.update for name, reply in updates.items()},
-            {name: reply.count for name, reply in updates.items()},
-        )
-    return model.moved(model.parameters - length * way), memory, record
 
 
 def _diagnosis(solution: Solution) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class HfKcuOptions:
             ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos); for kronecker it is between,
             or damped where between costs those who stay too much.
         influence_decay: False leaves the influence unfiltered.
-        scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau; ``norm`` is the
+        scaling: ``trust-region`` takes the longest step that keeps the retained loss within tau, in the end where
+            something follows that repairs it (repair.py); ``norm`` is the
             printed cap at beta ||theta||; ``none`` takes t = 1.
         beta: of ``norm``.
         tau: of ``trust-region``, in the loss's own unit: nats for cross-entropy.
@@ -151,8 +152,11 @@ class HfKcuOptions:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
         each += 3 if self.scaling == "trust-region" else 0
         follows = 2 if self.recovery or self.may_correct else 0
-        again = 1 + follows if follows and self.scaling == "trust-region" else 0
-        return self.steps * each + follows + again
+        if self.scaling == "trust-region":  # the sharper filter, or the whole step, may be tried in vain
+            factored = self.solver == "kronecker" or (self.solver == "auto" and self.has_factors)
+            twice = self.filter == "auto" and factored
+            return self.steps * (each + twice) + 2 * follows + (1 if follows and not twice else 0)
+        return self.steps * each + follows
 
     @property
     def may_correct(self) -> bool:

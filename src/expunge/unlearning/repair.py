@@ -1,0 +1,115 @@
+"""What follows the filtered step: a correction or a round of recovery, and how dear a step may be that they repair.
+
+A shortened step leaves something of the client, while most of what a whole one costs those who stay can be repaired. So
+steps are tried whole first, and judged by what is left of their cost in the end: no more than tau.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expunge.core.kronecker import KroneckerCurvature
+from expunge.core.vectors import Snapshot
+from expunge.federation.engine import Engine
+from expunge.federation.fedavg import ServerState, aggregate
+from expunge.federation.memory import Memory
+from expunge.unlearning.correction import corrected
+from expunge.unlearning.hf_kcu_options import HfKcuOptions
+from expunge.unlearning.preparation import forgotten_memory
+from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers
+from expunge.unlearning.request import Parties
+from expunge.unlearning.scaling import TRIES, lowest_loss, retained_loss
+
+ROOM = 3.0
+"""A step that a correction or a recovery follows may cost those who stay so many times tau at first."""
+
+RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""How far a recovery round may be taken; the one with the least retained loss is."""
+
+
+def tries(
+    steps: Mapping[str, Tensor], options: HfKcuOptions, *, repaired: bool
+) -> list[tuple[str, float, tuple[tuple[float, ...], ...]]]:
+    """Which steps are tried one after another: what each may cost those who stay, and in which lengths.
+
+    All but the last one are taken whole or not at all: a shortened step leaves something of the client. What is going
+    to be repaired may cost more than tau at first.
+    """
+    *earlier, last = steps
+    if repaired and not earlier:
+        earlier = [last]
+    room = ROOM if repaired else 1.0
+    return [*((name, room * options.tau, TRIES[:1]) for name in earlier), (last, options.tau, TRIES)]
+
+
+def is_repaired(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
+    """Whether something follows that may repair what a step costs; what an unfiltered one does is no small error."""
+    return options.influence_decay and (options.recovery is not None or is_corrected(state, curvature, options))
+
+
+def is_corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
+    """Whether a correction follows: it needs the factors, the schedule, and a model without batch norm."""
+    known = curvature is not None and state.schedule is not None
+    return known and options.may_correct and not has_statistics(state.model)
+
+
+def followed(
+    engine: Engine,
+    state: ServerState,
+    model: Snapshot,
+    curvature: KroneckerCurvature | None,
+    parties: Parties,
+    options: HfKcuOptions,
+    losses: Mapping[str, float],
+    details: dict[str, Any],
+) -> tuple[Snapshot, Memory | None, float]:
+    """What follows the step: new batch-norm statistics, the others' vectors, a correction or a round of recovery.
+
+    Returns:
+        The model, the vectors, and what is left of the rise that the step has cost those who stay.
+    """
+    model = refreshed_buffers(engine, model, state, parties)
+    memory, risen = forgotten_memory(state, parties), losses.get("retained_rise", 0.0)
+    if options.recovery is not None:
+        model, memory, details["recovery"] = _recovered(engine, state, model, memory, parties, options)
+        risen += details["recovery"]["retained_rise"]
+    elif curvature is not None and state.schedule is not None and is_corrected(state, curvature, options):
+        model, record = corrected(engine, state.model, model, curvature, state.schedule, parties, options, risen)
+        details["correction"] = record
+        risen += record["retained_rise"]
+    if options.scaling == "trust-region" and has_statistics(model):  # the line search used the old statistics
+        nowhere = torch.zeros_like(model.parameters)
+        details["retained_loss_at_the_end"] = retained_loss(engine, model, nowhere, (0.0,), parties, options).means[0]
+        risen = details["retained_loss_at_the_end"] - losses["retained_loss_before"]
+    return model, memory, risen
+
+
+def _recovered(
+    engine: Engine,
+    state: ServerState,
+    model: Snapshot,
+    memory: Memory | None,
+    parties: Parties,
+    options: HfKcuOptions,
+) -> tuple[Snapshot, Memory | None, dict[str, float]]:
+    """A round of the clients that stay, taken as far as it lowers their loss: the safety belt holds here, too."""
+    assert options.recovery is not None
+    plan = options.recovery.plan(state)
+    updates = recovery_round(engine, state.model, model, parties.retained, plan)
+    full = aggregate(model, updates)
+    way = model.parameters - full.parameters
+    # With the buffers as they are: the round's own ones (batch norm) can raise the loss before any step is taken.
+    length, losses = lowest_loss(engine, model, way, RECOVERY_LENGTHS, parties, options)
+    record = {"length": length, **losses}
+    if length == 0:
+        return model, memory, record
+    if memory is not None:
+        memory.record(
+            {name: length * reply.update for name, reply in updates.items()},
+            {name: reply.count for name, reply in updates.items()},
+        )
+    return model.moved(model.parameters - length * way), memory, record
