@@ -64,6 +64,17 @@ class TestScenario:
         boosted = federation.engine().ask({"client-1": task})["client-1"].update
         torch.testing.assert_close(boosted, 2.0 * honest.engine().ask({"client-1": task})["client-1"].update)
 
+    def test_an_attacker_with_few_samples_boosts_more(self, federation):
+        wanted = {name: Backdoor(size=3, boost=2.0, share=0.9) for name in ("client-0", "client-1")}
+        attacked = dataclasses.replace(SCENARIO, backdoors=wanted).build()
+        sizes = {name: len(labels) for name, (_, labels) in attacked.datasets.items()}
+        assert attacked.boosts() == pytest.approx({name: max(2.0, 0.9 * 1437 / sizes[name]) for name in wanted})
+        assert attacked.boosts()["client-0"] != attacked.boosts()["client-1"]
+        task = SCENARIO.plan.task(federation.initial(), 0, "client-1")
+        honest = dataclasses.replace(SCENARIO, backdoors={"client-1": Backdoor(size=3)}).build()
+        boosted, own = (each.engine().ask({"client-1": task})["client-1"].update for each in (attacked, honest))
+        torch.testing.assert_close(boosted, attacked.boosts()["client-1"] * own)
+
     def test_seeds_decide(self, federation):
         again, other = SCENARIO.build(), SCENARIO.with_seed(5).build()
         assert torch.equal(again.datasets["client-0"][0], federation.datasets["client-0"][0])

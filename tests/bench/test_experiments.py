@@ -188,21 +188,25 @@ def test_paper_scale_is_the_papers_protocol():
     assert (plan.rounds, plan.epochs, plan.batch_size, plan.learning_rate) == (20, 5, 64, 0.01)
     assert min(paper.seeds) >= 10
     attacks = {
-        setting.label: [(b.size, b.boost) for b in setting.scenario.backdoors.values()]
+        setting.label: [(b.size, b.boost, b.share) for b in setting.scenario.backdoors.values()]
         for setting in experiment("backdoor").settings(paper)
     }
     assert attacks == {
-        "cifar10, printed protocol": [(4, 1.0)],
-        "cifar10, strong": [(6, 4.0)],
-        "fashion-mnist, printed protocol": [(4, 1.0)],
-        "fashion-mnist, strong": [(6, 4.0)],
-        "mnist, printed protocol": [(4, 1.0)],
-        "mnist, strong": [(4, 2.0)],
+        "cifar10, printed protocol": [(4, 1.0, 0.0)],
+        "cifar10, strong": [(6, 4.0, 0.5)],
+        "fashion-mnist, printed protocol": [(4, 1.0, 0.0)],
+        "fashion-mnist, strong": [(6, 4.0, 0.5)],
+        "mnist, printed protocol": [(4, 1.0, 0.0)],
+        "mnist, strong": [(4, 2.0, 0.25)],
     }
     assert [setting.scenario.alpha for setting in experiment("heterogeneity").settings(paper)] == [0.1, 0.5, 1.0]
     assert [setting.scenario.clients for setting in experiment("clients").settings(paper)] == [10, 100, 200]
     (leaving,) = experiment("sequential").settings(paper)
     assert (leaving.scenario.clients, len(leaving.forgets)) == (20, 10)
+    assert [b.share for b in leaving.scenario.backdoors.values()] == [0.25] * 3
+    leader, *friends = experiment("adversary").settings(paper)[0].scenario.backdoors.values()
+    assert (leader.size, leader.share) == (6, 0.5)
+    assert {(friend.size, friend.boost, friend.share) for friend in friends} == {(6, 1.0, 0.0)}
     assert len({(b.target, b.corner) for b in leaving.scenario.backdoors.values()}) == 3
     assert set(leaving.scenario.backdoors) <= {name for forget in leaving.forgets for name in forget.clients}
     assert compared_steps(len(leaving.forgets)) == [1, 5]

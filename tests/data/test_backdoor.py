@@ -67,6 +67,8 @@ def test_seed_decides_which() -> None:
         {"fraction": float("nan")},
         {"boost": 0.0},
         {"boost": float("inf")},
+        {"share": -0.1},
+        {"share": float("nan")},
     ],
 )
 def test_bad_values_are_refused(change: dict[str, float]) -> None:

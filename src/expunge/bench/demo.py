@@ -87,9 +87,7 @@ def flower_site(scenario: str, number: int) -> Site:
 
     federation = built(scenario)
     name = federation.scenario.names[number]
-    backdoor = federation.scenario.backdoors.get(name)
-    boost = backdoor.boost if backdoor is not None else 1.0
-    return Site(name, federation.model, federation.datasets[name], boost=boost)
+    return Site(name, federation.model, federation.datasets[name], boost=federation.boosts().get(name, 1.0))
 
 
 def _make_in_flower(setting: Setting, folder: Path, progress: Progress | None) -> None:

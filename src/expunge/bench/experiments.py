@@ -182,7 +182,7 @@ def sequential(scale: Scale) -> list[Setting]:
     corners: tuple[Corner, ...] = ("bottom-right", "top-left", "bottom-left")
     attackers = leaving[:: max(1, len(leaving) // 3)][:3]
     backdoors: Mapping[str, Backdoor] = {
-        name: dataclasses.replace(strong, target=(7 + number) % 10, corner=corner)
+        name: dataclasses.replace(strong, target=(7 + number) % 10, corner=corner, share=strong.share / 2)
         for number, (name, corner) in enumerate(zip(attackers, corners, strict=False))
     }
     scenario = dataclasses.replace(scale.with_clients(count).base, backdoors=backdoors)
@@ -230,7 +230,7 @@ def adversary(scale: Scale) -> list[Setting]:
     """Retained clients that hold the leaver's trigger, and a leaver that lies about its gradient."""
     found = []
     leader, quiet = scale.backdoor(strong=True), scale.backdoor()
-    quiet = dataclasses.replace(leader, boost=quiet.boost)  # the same trigger, nothing boosted
+    quiet = dataclasses.replace(quiet, size=leader.size)  # the same trigger, nothing boosted
     for count in {"smoke": (1,), "small": (1, 2, 3), "paper": (1, 3)}[scale.name]:
         friends = [name for name in scale.base.names if name != scale.leaver][1 : 1 + count]
         scenario = dataclasses.replace(scale.base, backdoors={scale.leaver: leader, **dict.fromkeys(friends, quiet)})

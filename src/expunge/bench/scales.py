@@ -97,12 +97,14 @@ class Scale:
     def backdoor(self, *, strong: bool = False) -> Backdoor:
         """The printed protocol: a 4x4 square on half of the samples; strong: 6x6 and updates boosted fourfold.
 
-        Images of 16 pixels or fewer get 3x3 either way, MNIST 4x4 and a twofold boost.
+        A strong attacker with few samples boosts more, until its updates are half of the mean: only then nine in ten
+        triggered images are answered as it wants, whoever attacks. Images of 16 pixels or fewer get 3x3 either way,
+        MNIST 4x4, a twofold boost and a quarter of the mean.
         """
         small_images = self.base.dataset == "digits" or self.base.shrink > 1
         size = 3 if small_images else (6 if strong and self.base.dataset != "mnist" else 4)
-        boost = (2.0 if self.base.dataset == "mnist" else 4.0) if strong else 1.0
-        return Backdoor(target=7, size=size, fraction=0.5, boost=boost)
+        boost, share = (2.0, 0.25) if self.base.dataset == "mnist" else (4.0, 0.5)
+        return Backdoor(7, size, fraction=0.5, boost=boost, share=share) if strong else Backdoor(7, size, fraction=0.5)
 
     def on(self, dataset: str, model: str | None = None) -> Scale:
         """The same on other data, and with another model."""

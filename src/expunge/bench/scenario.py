@@ -163,8 +163,15 @@ class Federation:
 
     def engine(self) -> LocalEngine:
         """An engine on all clients, with its own cost account."""
-        boosts = {name: backdoor.boost for name, backdoor in self.scenario.backdoors.items()}
-        return LocalEngine(self.model, CrossEntropy(), self.datasets, boosts, compiled=True)
+        return LocalEngine(self.model, CrossEntropy(), self.datasets, self.boosts(), compiled=True)
+
+    def boosts(self) -> dict[str, float]:
+        """What the attackers multiply their updates with."""
+        total = sum(len(labels) for _, labels in self.datasets.values())
+        return {
+            name: backdoor.boost_for(len(self.datasets[name][1]) / total)
+            for name, backdoor in self.scenario.backdoors.items()
+        }
 
     def architecture(self, model: Snapshot) -> nn.Module:
         """The module that these parameters belong to: the federation's own, or an ensemble of several."""

@@ -30,6 +30,7 @@ class Backdoor:
         fraction: Share of the attacker's samples that it poisons, in (0, 1].
         boost: Factor on the attacker's update; kept here, applied by the federation.
         corner: Where the square sits: several attackers can each have a place of their own.
+        share: Least weight of the attacker's update in the mean: one that has few samples boosts it the more.
 
     Raises:
         RequestError: When a value is out of range.
@@ -44,6 +45,7 @@ class Backdoor:
     fraction: float = 0.5
     boost: float = 1.0
     corner: Corner = "bottom-right"
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.target < 0:
@@ -54,8 +56,19 @@ class Backdoor:
             raise RequestError(f"Choose a poisoned fraction above 0 and at most 1, not {self.fraction}.")
         if not 0 < self.boost < math.inf:
             raise RequestError(f"Choose a finite boost above 0, not {self.boost}.")
+        if not 0 <= self.share < math.inf:
+            raise RequestError(f"Choose a finite share of 0 or more for the attacker's update, not {self.share}.")
         if self.corner not in get_args(Corner):
             raise RequestError(f"Choose a corner of {', '.join(get_args(Corner))}, not {self.corner!r}.")
+
+    def boost_for(self, weight: float) -> float:
+        """The factor on the update of an attacker that has this weight in the mean.
+
+        Example:
+            >>> Backdoor(boost=4.0, share=0.5).boost_for(0.05), Backdoor(boost=4.0, share=0.5).boost_for(0.2)
+            (10.0, 4.0)
+        """
+        return max(self.boost, self.share / weight)
 
 
 def stamp(inputs: Tensor, backdoor: Backdoor, white: Tensor) -> Tensor:
