@@ -22,7 +22,7 @@ from expunge.bench.demo import SCENARIO, SEEDS, run_demo
 from expunge.bench.experiments import EXPERIMENTS, experiment
 from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder
-from expunge.bench.runner import require_data
+from expunge.bench.runner import require_data, unmeasured
 from expunge.bench.runner import run as run_experiment
 from expunge.bench.scales import LEAVER, SCALES, scale_of
 from expunge.bench.scenario import Scenario
@@ -154,10 +154,13 @@ def bench_command(
     chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
     size = scale_of(scale, data_dir)
     numbers = _numbers(seeds, "--seeds") if seeds is not None else None
+    measured = (out / size.name / "measured").exists()  # maybe elsewhere: put together without a GPU and without data
+    if not measured:
+        for each in chosen:
+            require_data(each.settings(size), data_dir)
+    store = Store(out / size.name, device if measured and device == "cuda" else _device(device), data_dir)
     for each in chosen:
-        require_data(each.settings(size), data_dir)
-    elsewhere = device == "cuda" and (out / size.name / "measured").exists()  # is put together without a GPU, too
-    store = Store(out / size.name, device if elsewhere else _device(device), data_dir)
+        require_data(unmeasured(each, size, numbers or each.default_seeds(size), store), data_dir)
     if size.name == "small" and size.base.dataset == "digits" and any(each.settings(size) for each in chosen):
         _tell("Fashion-MNIST is not in the data folder (see --data-dir), so this runs on digits.")
     for each in chosen:

@@ -11,7 +11,7 @@ from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.experiments import EVERYONE, EXPERIMENTS, OURS, experiment
 from expunge.bench.measuring import compared_steps
 from expunge.bench.results import Results
-from expunge.bench.runner import Experiment, cells, run
+from expunge.bench.runner import Experiment, cells, run, unmeasured
 from expunge.bench.scales import LEAVER, Scale, scale_of
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
@@ -322,6 +322,10 @@ def test_what_was_measured_is_put_together_without_the_models(store, tmp_path):
     second = run(experiment("functional"), SMOKE, (11,), store, workers=1)
     elsewhere = Store(tmp_path / "elsewhere")
     shutil.copytree(store.root / "measured", elsewhere.root / "measured")
+    assert unmeasured(experiment("functional"), SMOKE, (10, 11), elsewhere) == []
+    left = unmeasured(experiment("functional"), SMOKE, (11, 12), elsewhere)
+    assert {own.scenario.seed for own in left} == {12}
+    assert [own.contenders for own in left] == [(contender,) for contender in OURS]
     both = run(experiment("functional"), SMOKE, (10, 11), elsewhere, workers=1)
     assert not list(elsewhere.root.glob("cells/*"))
     assert both.rows == [*first.rows, *second.rows]

@@ -82,23 +82,33 @@ def run(
         _require_gpu(store, "This experiment is measured anew")
         return experiment.whole(scale, seeds, store, workers, progress)
     settings = experiment.seeded(scale, seeds)
-    parted = [[alone(setting, contender) for contender in setting.contenders] for setting in settings]
-    paths = [[part_path(own, cells(own), experiment.name, store) for own in each] for each in parted]
-    every = [(own, path) for each in zip(parted, paths, strict=True) for own, path in zip(*each, strict=True)]
-    unmeasured = [own for own, path in every if not path.exists()]
-    missing = missing_cells([cell for own in unmeasured for cell in cells(own)], store)
-    if unmeasured:
-        _require_gpu(store, f"{len(unmeasured)} of {len(every)} parts are not measured yet")
+    parts_of = [_parts(experiment, setting, store) for setting in settings]
+    to_do = unmeasured(experiment, scale, seeds, store)
+    missing = missing_cells([cell for own in to_do for cell in cells(own)], store)
+    if to_do:
+        _require_gpu(store, f"{len(to_do)} of {sum(map(len, parts_of))} parts are not measured yet")
     with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
         make_all(missing, store, pool, progress)
         jobs: list[Callable[[], Part]] = [
-            partial(measured_part, setting, experiment.curves, store, places)
-            for setting, places in zip(settings, paths, strict=True)
+            partial(measured_part, setting, experiment.curves, store, [path for _, path in own])
+            for setting, own in zip(settings, parts_of, strict=True)
         ]
         if experiment.study is not None:
             jobs += [partial(_studied, experiment.study, scale.is_smoke, seed) for seed in seeds]
         parts = all_done(jobs, pool, progress, "measuring")
         return _put_together(experiment, scale.name, seeds, settings, parts)
+
+
+def unmeasured(experiment: Experiment, scale: Scale, seeds: Sequence[int], store: Store) -> list[Setting]:
+    """What is still to be done, a method at a time: what is measured needs neither data nor models any more."""
+    every = [part for setting in experiment.seeded(scale, seeds) for part in _parts(experiment, setting, store)]
+    return [own for own, path in every if not path.exists()]
+
+
+def _parts(experiment: Experiment, setting: Setting, store: Store) -> list[tuple[Setting, Path]]:
+    """The setting's methods, each alone, and where each one is, or will be, measured."""
+    parts = [alone(setting, contender) for contender in setting.contenders]
+    return [(own, part_path(own, cells(own), experiment.name, store)) for own in parts]
 
 
 def _require_gpu(store: Store, why: str) -> None:
