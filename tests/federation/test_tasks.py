@@ -195,6 +195,26 @@ class TestTrainingOnADraw:
         assert all(torch.equal(reply.buffers[name], at.buffers[name]) for name in at.buffers)
 
 
+class TestAveragedTraining:
+    @pytest.mark.parametrize(("epochs", "batch"), [(1, 1), (1, 2), (3, 4), (1, 100), (2, 100)])
+    def test_is_the_mean_of_the_models_after_the_later_half_of_the_steps(self, epochs, batch):
+        model, data = mlp(), samples(COUNT)
+        at, ways = Snapshot.of(model), []
+        chance, theta = torch.Generator().manual_seed(7), at.parameters
+        for _ in range(epochs):
+            for chosen in torch.split(torch.randperm(COUNT, generator=chance), batch):
+                theta = theta - 0.1 * grad(objective(model, data, chosen))(theta)
+                ways.append(theta - at.parameters)
+        task = Train(at, epochs, batch, 0.1, seed=7, averaged=True)
+        reply = client_of(model, data, boost=2.0).perform(task)
+        torch.testing.assert_close(reply.update, 2.0 * torch.stack(ways[len(ways) // 2 :]).mean(dim=0))
+        assert (reply.count, reply.steps, reply.sample_gradients) == (COUNT, len(ways), COUNT * epochs)
+
+    def test_divergence_is_not_averaged_away(self):
+        with pytest.raises(NumericalError, match="ada"):
+            client_of(mlp()).perform(Train(Snapshot.of(mlp()), 60, 1, 1e200, seed=0, averaged=True))
+
+
 class TestAscend:
     def climb(self, model, data, only=None, loss=None, **options):
         at = Snapshot.of(model)

@@ -123,6 +123,7 @@ def trained(build=mlp):
 EAGER = dataclasses.replace(DEFAULT, samples=40, tau=0.06)
 
 
+@pytest.mark.usefixtures("near")
 def test_gradient_and_length_come_from_other_samples_and_nobody_else_is_asked():
     engine, state = trained()
     hf_kcu(engine, state, Request.of("ada"), EAGER)
@@ -138,6 +139,7 @@ def test_gradient_and_length_come_from_other_samples_and_nobody_else_is_asked():
         assert task.draw.size + other.size <= len(DATA[name][1])
 
 
+@pytest.mark.usefixtures("near")
 def test_it_is_counted_and_never_raises_the_retained_loss():
     engine, state = trained()
     plain = hf_kcu(engine, state, Request.of("ada"), dataclasses.replace(EAGER, correction=False))
@@ -181,6 +183,7 @@ def test_it_is_taken_as_far_as_much_can_be_won():
     assert unmoved is state.model
 
 
+@pytest.mark.usefixtures("near")
 def test_masked_sums_give_the_same_correction():
     engine, state = trained()
     plain = hf_kcu(engine, state, Request.of("ada"), EAGER)

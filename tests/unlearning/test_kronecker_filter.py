@@ -109,6 +109,7 @@ def taken(**options) -> dict:
     return {**outcome.details["steps"][0], "correction": outcome.details.get("correction")}
 
 
+@pytest.mark.usefixtures("near")
 def test_a_step_that_is_corrected_may_cost_more_at_first_but_not_in_the_end():
     rise = taken(tau=1e6)["retained_rise"]
     assert rise > 0
@@ -136,6 +137,7 @@ def test_the_gentler_filter_is_taken_where_the_sharper_one_costs_too_much():
     assert strict["retained_rise"] <= 0.3 * rises["between"]
 
 
+@pytest.mark.usefixtures("near")
 def test_where_a_correction_does_not_bring_it_back_the_gentler_filter_is_taken(monkeypatch):
     rise = taken(tau=1e6)["retained_rise"]
     assert taken(tau=0.4 * rise)["filter"] == "between"
@@ -224,6 +226,7 @@ def test_the_longest_safe_length_is_taken():
         assert trust_region(engine, state.model, step, parties, options, allowed)[0] == longest
 
 
+@pytest.mark.usefixtures("near")
 def test_the_correction_knows_what_the_step_has_cost(monkeypatch):
     known = []
 
@@ -243,6 +246,7 @@ def test_expected_rounds_is_an_upper_bound_without_a_correction_too(tau):
     assert hf_kcu(federation.engine(), state, LEAVER, options).cost.rounds <= options.expected_rounds
 
 
+@pytest.mark.usefixtures("near")
 def test_a_try_that_was_given_up_leaves_no_record(monkeypatch):
     federation, state = many(copies=10)
     monkeypatch.setattr("expunge.unlearning.correction.LENGTHS", (0.0, 2.0**-6))

@@ -102,12 +102,21 @@ class Client:
             for norm in self._norms(bench.model):
                 norm.eval()
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
+        half = task.epochs * math.ceil(len(chosen) / task.batch_size) // 2
+        weights = list(bench.model.parameters()) if task.averaged else []
+        later = [torch.zeros_like(weight) for weight in weights]
         for _ in range(task.epochs):
             order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
             for inputs, targets in self._taken(self._batches(chosen[order], task.batch_size)):
                 bench.step(inputs, targets, task.batch_size, task.learning_rate)
                 steps += 1
+                if steps > half:
+                    for total, weight in zip(later, weights, strict=True):
+                        total += weight.detach()
                 yield
+        with torch.no_grad():
+            for total, weight in zip(later, weights, strict=True):
+                weight.copy_(total / (steps - half))
         try:
             after = Snapshot.of(bench.model)
         except ModelError as problem:

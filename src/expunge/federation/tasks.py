@@ -39,7 +39,11 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Train:
-    """Train the model on local data (or a draw of it) by plain SGD and send back the update."""
+    """Train the model on local data (or a draw of it) by plain SGD and send back the update.
+
+    ``averaged`` asks for the mean of the models after each step of the second half instead of the last one: where SGD
+    has come to, without the noise of its last steps. Buffers are those of the last step.
+    """
 
     model: Snapshot
     epochs: int
@@ -48,6 +52,7 @@ class Train:
     seed: int
     exclude: Indices = ()
     draw: Draw | None = None
+    averaged: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -11,10 +12,13 @@ from torch import Tensor
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engine import Engine, ask_each
-from expunge.federation.fedavg import ServerState, TrainingPlan, aggregate, average_buffers
+from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, aggregate, average_buffers
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import Buffers, Draw, Indices, NormStatistics, Trained
 from expunge.unlearning.request import Parties
+
+PART, SMALLER = 3, 4
+"""Of a short round: one in so many of the samples, in batches so many times smaller than the training's."""
 
 Change = Callable[[Tensor, Snapshot], Tensor]
 """What becomes of a client's update before it is averaged, given the model that it was asked to train."""
@@ -72,6 +76,7 @@ def retained_round(
     number: int = 0,
     *,
     draws: Mapping[str, Draw] | None = None,
+    averaged: bool = False,
     change: Change | None = None,
 ) -> dict[str, Trained]:
     """Ask the retained clients for one round of training from ``model``.
@@ -83,9 +88,13 @@ def retained_round(
         plan: epochs, batch size, learning rate and seed; its rounds and participation are not looked at.
         number: of the round, for its seeds.
         draws: the clients that train, each on so many of its samples only; None is everyone on everything.
+        averaged: each sends where its later steps were on average, not the last one.
         change: what becomes of each update.
     """
-    tasks = {name: plan.task(model, number, name, left_out) for name, left_out in retained.items()}
+    tasks = {
+        name: replace(plan.task(model, number, name, left_out), averaged=averaged)
+        for name, left_out in retained.items()
+    }
     if draws is not None:
         tasks = {name: replace(tasks[name], draw=draw) for name, draw in draws.items()}
     replies = ask_each(engine, tasks, Trained)
@@ -98,11 +107,26 @@ def recovery_round(
     engine: Engine, remembers: Snapshot, forgot: Snapshot, retained: Mapping[str, Indices], plan: TrainingPlan
 ) -> dict[str, Trained]:
     """One FedAvg round of the retained clients from ``forgot``, each update stripped of its way back."""
+    return retained_round(engine, forgot, retained, plan, change=_no_return(remembers))
 
-    def stripped(update: Tensor, model: Snapshot) -> Tensor:
-        return strip_return(update, remembers.parameters - model.parameters)
 
-    return retained_round(engine, forgot, retained, plan, change=stripped)
+def short_round(
+    engine: Engine, remembers: Snapshot, forgot: Snapshot, parties: Parties, schedule: Schedule, seed: int
+) -> dict[str, Trained]:
+    """A recovery round on part of the samples, in small batches, each client's later steps averaged.
+
+    How far a round leads depends on its steps, not on how many samples make one; small batches are noisy, and the mean
+    over steps and clients takes most of the noise out again.
+    """
+    plan = TrainingPlan(1, 1, max(1, schedule.batch_size // SMALLER), schedule.learning_rate, seed=seed)
+    left = {name: parties.counts[name] - len(left_out) for name, left_out in parties.retained.items()}
+    draws = {name: Draw(math.ceil(count / PART), seed) for name, count in left.items()}
+    change = _no_return(remembers)
+    return retained_round(engine, forgot, parties.retained, plan, draws=draws, averaged=True, change=change)
+
+
+def _no_return(remembers: Snapshot) -> Change:
+    return lambda update, model: strip_return(update, remembers.parameters - model.parameters)
 
 
 def taken(model: Snapshot, memory: Memory | None, replies: Mapping[str, Trained]) -> Snapshot:

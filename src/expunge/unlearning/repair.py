@@ -2,6 +2,9 @@
 
 A shortened step leaves something of the client, while most of what a whole one costs those who stay can be repaired. So
 steps are tried whole first, and judged by what is left of their cost in the end: no more than tau.
+
+A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
+enough: a short round of local training follows instead.
 """
 
 from __future__ import annotations
@@ -17,15 +20,19 @@ from expunge.core.vectors import Snapshot
 from expunge.federation.engine import Engine
 from expunge.federation.fedavg import ServerState, aggregate
 from expunge.federation.memory import Memory
+from expunge.federation.tasks import Trained
 from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.preparation import forgotten_memory
-from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers
+from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers, short_round
 from expunge.unlearning.request import Parties
 from expunge.unlearning.scaling import TRIES, lowest_loss, retained_loss
 
 ROOM = 3.0
 """A step that a correction or a recovery follows may cost those who stay so many times tau at first."""
+
+FAR = 0.1
+"""A step longer than this share of the model's own length is a long one."""
 
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far a recovery round may be taken; the one with the least retained loss is."""
@@ -74,8 +81,9 @@ def followed(
     """
     model = refreshed_buffers(engine, model, state, parties)
     memory, risen = forgotten_memory(state, parties), losses.get("retained_rise", 0.0)
-    if options.recovery is not None:
-        model, memory, details["recovery"] = _recovered(engine, state, model, memory, parties, options)
+    updates = _round(engine, state, model, curvature, parties, options)
+    if updates is not None:
+        model, memory, details["recovery"] = _recovered(engine, model, memory, updates, parties, options)
         risen += details["recovery"]["retained_rise"]
     elif curvature is not None and state.schedule is not None and is_corrected(state, curvature, options):
         model, record = corrected(engine, state.model, model, curvature, state.schedule, parties, options, risen)
@@ -88,18 +96,48 @@ def followed(
     return model, memory, risen
 
 
-def _recovered(
+def is_far(remembers: Snapshot, model: Snapshot) -> bool:
+    """Whether the step between the two was a long one.
+
+    Example:
+        >>> start = Snapshot(torch.tensor([3.0, 4.0]), {})
+        >>> [is_far(start, start.moved(start.parameters + torch.tensor([0.0, step]))) for step in (0.4, 0.6)]
+        [False, True]
+    """
+    step, whole = (torch.linalg.vector_norm(v) for v in (model.parameters - remembers.parameters, remembers.parameters))
+    return bool(step > FAR * whole)
+
+
+def _round(
     engine: Engine,
     state: ServerState,
     model: Snapshot,
+    curvature: KroneckerCurvature | None,
+    parties: Parties,
+    options: HfKcuOptions,
+) -> dict[str, Trained] | None:
+    """The clients' replies to a round of recovery; None where none follows.
+
+    It is the one that the options ask for, or a short one in place of a correction after a long step. Where only sums
+    are seen there is none.
+    """
+    if options.recovery is not None:
+        return recovery_round(engine, state.model, model, parties.retained, options.recovery.plan(state))
+    replaces = is_corrected(state, curvature, options) and is_far(state.model, model) and not engine.sums_only
+    if replaces and state.schedule is not None:
+        return short_round(engine, state.model, model, parties, state.schedule, options.seed)
+    return None
+
+
+def _recovered(
+    engine: Engine,
+    model: Snapshot,
     memory: Memory | None,
+    updates: Mapping[str, Trained],
     parties: Parties,
     options: HfKcuOptions,
 ) -> tuple[Snapshot, Memory | None, dict[str, float]]:
     """A round of the clients that stay, taken as far as it lowers their loss: the safety belt holds here, too."""
-    assert options.recovery is not None
-    plan = options.recovery.plan(state)
-    updates = recovery_round(engine, state.model, model, parties.retained, plan)
     full = aggregate(model, updates)
     way = model.parameters - full.parameters
     # With the buffers as they are: the round's own ones (batch norm) can raise the loss before any step is taken.

@@ -1,0 +1,148 @@
+"""The short round after a long step: who trains on what, when it is chosen, and that it is taken as it is recorded."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from expunge.core.losses import CrossEntropy, SquaredError
+from expunge.core.vectors import Snapshot
+from expunge.federation.fedavg import Schedule, TrainingPlan, train
+from expunge.federation.local import LocalEngine
+from expunge.federation.tasks import Draw, Losses, Train
+from expunge.unlearning.hf_kcu import hf_kcu
+from expunge.unlearning.hf_kcu_options import HfKcuOptions
+from expunge.unlearning.recovery import PART, SMALLER, short_round, strip_return
+from expunge.unlearning.request import Request
+from federation.masking import MaskedEngine
+from federation.small import clients, mlp, norm_net
+from unlearning.test_correction import WatchedEngine
+from unlearning.test_recovery import Line
+
+DATA = clients(ada=60, bob=72, cyd=48, dan=41)
+PLAN = TrainingPlan(rounds=4, epochs=2, batch_size=12, learning_rate=0.1)
+OPTIONS = dataclasses.replace(HfKcuOptions(), samples=20, tau=10.0, seed=5)
+LEAVER = Request.of("ada")
+
+
+def trained(build=mlp):
+    engine = WatchedEngine(build(), CrossEntropy(), DATA)
+    state = train(engine, Snapshot.of(build()), PLAN)
+    engine.log.clear()
+    return engine, state
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """Every step is a long one."""
+    monkeypatch.setattr("expunge.unlearning.repair.FAR", 0.0)
+
+
+@pytest.mark.usefixtures("far")
+def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
+    engine, state = trained()
+    outcome = hf_kcu(engine, state, LEAVER, OPTIONS)
+    training, losses = engine.log[-2:]
+    assert set(training) == set(losses) == {"bob", "cyd", "dan"}
+    for name, task in training.items():
+        count = len(DATA[name][1])
+        assert isinstance(task, Train)
+        assert (task.epochs, task.batch_size, task.learning_rate) == (1, 12 // SMALLER, 0.1)
+        assert task.draw == Draw(math.ceil(count / PART), seed=5)
+        assert task.averaged
+        assert isinstance(losses[name], Losses)
+        assert (losses[name].draw.seed, losses[name].draw.from_back) == (5, True)
+        assert task.draw.size + losses[name].draw.size <= count
+    assert len({task.seed for task in training.values()}) == 3
+    plain = hf_kcu(engine, state, LEAVER, dataclasses.replace(OPTIONS, correction=False))
+    trained_on = sum(task.draw.size for task in training.values())
+    looked_at = 5 * sum(task.draw.size for task in losses.values()) / 3
+    assert outcome.cost.sample_gradients - plain.cost.sample_gradients == pytest.approx(trained_on + looked_at)
+    assert outcome.cost.rounds == plain.cost.rounds + 2 <= OPTIONS.expected_rounds
+
+
+@pytest.mark.usefixtures("far")
+def test_it_is_taken_as_far_as_it_helps_and_recorded_as_it_was_taken():
+    engine, state = trained()
+    options = dataclasses.replace(OPTIONS, samples=None, seed=1)
+    outcome = hf_kcu(engine, state, LEAVER, options)
+    before = hf_kcu(engine, state, LEAVER, dataclasses.replace(options, correction=False))
+    record = outcome.details["recovery"]
+    assert "correction" not in outcome.details
+    assert record["length"] > 0
+    assert record["retained_loss_after"] < record["retained_loss_before"]
+    parties = LEAVER.parties(engine.clients())
+    updates = short_round(engine, state.model, before.state.model, parties, state.schedule, seed=1)
+    mean = sum(reply.count * reply.update for reply in updates.values()) / sum(r.count for r in updates.values())
+    walked = outcome.state.model.parameters - before.state.model.parameters
+    torch.testing.assert_close(walked, record["length"] * mean)
+    expected = before.memory.copy()
+    taken = {name: record["length"] * reply.update for name, reply in updates.items()}
+    expected.record(taken, {name: reply.count for name, reply in updates.items()})
+    torch.testing.assert_close(outcome.memory.influence(["bob"]), expected.influence(["bob"]))
+
+
+def test_nobody_walks_back_to_the_model_that_remembers():
+    """As the round of recovery by hand: ada's update has its component towards (1, 0) taken out, bob's goes away."""
+    data = {
+        "ada": (torch.tensor([[1.0, 1.0]]).double(), torch.tensor([[2.0]]).double()),
+        "bob": (torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[-3.0]]).double()),
+        "zoe": (torch.tensor([[9.0, 9.0]]).double(), torch.tensor([[9.0]]).double()),
+    }
+    forgot, remembers = Snapshot.of(Line(0.0, 0.0)), Snapshot.of(Line(1.0, 0.0))
+    engine = LocalEngine(Line(0.0, 0.0), SquaredError(), data)
+    schedule = Schedule(learning_rate=0.1, local_steps=1, rounds=1, batch_size=1)
+    parties = Request.of("zoe").parties(engine.clients())
+    updates = short_round(engine, remembers, forgot, parties, schedule, seed=0)
+    torch.testing.assert_close(updates["ada"].update, torch.tensor([0.0, 0.2]).double())
+    torch.testing.assert_close(updates["bob"].update, torch.tensor([-0.3, 0.0]).double())
+
+
+def test_the_leavers_samples_are_not_trained_on():
+    engine, state = trained()
+    parties = Request.of(samples={"bob": range(40)}).parties(engine.clients())
+    short_round(engine, state.model, state.model, parties, state.schedule, seed=0)
+    (tasks,) = engine.log
+    assert tasks["bob"].exclude == tuple(range(40))
+    assert tasks["bob"].draw.size == math.ceil(32 / PART)
+    assert tasks["cyd"].draw.size == 48 / PART
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.999, "recovery"), (1.001, "correction")])
+def test_only_after_a_long_step(monkeypatch, share, found):
+    engine, state = trained()
+    length = hf_kcu(engine, state, LEAVER, OPTIONS).details["steps"][0]["norm"] / float(state.model.parameters.norm())
+    monkeypatch.setattr("expunge.unlearning.repair.FAR", share * length)
+    details = hf_kcu(engine, state, LEAVER, OPTIONS).details
+    assert {"recovery", "correction"} & set(details) == {found}
+
+
+@pytest.mark.usefixtures("far")
+def test_where_only_sums_are_seen_the_correction_stays():
+    _, state = trained()
+    masked = MaskedEngine(LocalEngine(mlp(), CrossEntropy(), DATA), ("ada",))
+    details = hf_kcu(masked, state, LEAVER, OPTIONS).details
+    assert "correction" in details
+    assert "recovery" not in details
+
+
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize(
+    ("build", "changes"), [(norm_net, {}), (mlp, {"correction": False}), (mlp, {"scaling": "none"})]
+)
+def test_where_nothing_is_repaired_there_is_none(build, changes):
+    engine, state = trained(build)
+    details = hf_kcu(engine, state, LEAVER, dataclasses.replace(OPTIONS, **changes)).details
+    assert not {"recovery", "correction"} & set(details)
+
+
+def test_strip_return_is_what_is_used():
+    engine, state = trained()
+    remembers = state.model.moved(state.model.parameters + 1.0)
+    parties = LEAVER.parties(engine.clients())
+    free = short_round(engine, state.model, state.model, parties, state.schedule, seed=0)
+    bound = short_round(engine, remembers, state.model, parties, state.schedule, seed=0)
+    towards = torch.ones_like(state.model.parameters)
+    for name in free:
+        torch.testing.assert_close(bound[name].update, strip_return(free[name].update, towards))
