@@ -15,7 +15,7 @@ pull, worn down by what the others trained afterwards: kept in directions flat f
 
 The filter needs G_r. Krylov sees it through k products, each a message to all clients; the default, for the trajectory
 source, takes it apart layer by layer instead (core/kronecker.py): one message, and any function of it is exact. Then
-those who stay correct what a step of first order misses (correction.py, repair.py).
+those who stay repair what a step of first order misses: by one of theirs, or a short round (repair.py).
 
 Where it fails: the gradient source sees nothing where the forgotten data is fitted perfectly, and is wrong where
 several local steps keep FedAvg from a stationary point; the trajectory source assumes plain averaging on the server.
