@@ -54,7 +54,7 @@ def forget(
         learning_rate: of the clients' SGD in the training.
         local_steps: SGD steps that a client made in one round, on average.
         rounds: of the training; by default as many as the memory recorded.
-        batch_size: of the training, for a recovery round.
+        batch_size: of the training, for a recovery round or a short one after a long step.
         validation: samples of your own: how long a step may be is then decided on them, not on the clients' word.
         use: the method's name.
         progress: show a bar while it works, on a terminal.

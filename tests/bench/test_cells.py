@@ -54,6 +54,10 @@ def counts():
     return {name: len(labels) for name, (_, labels) in SCENARIO.build().datasets.items()}
 
 
+WARM_UP = 4
+"""Messages of warming up, which anybody may get who is still there."""
+
+
 class TestRetraining:
     def test_the_leaver_takes_no_part(self, store):
         kept = made(store, RetrainedCell(SCENARIO, GONE, 0))
@@ -83,7 +87,7 @@ class TestForgetting:
             store.make(TrainedCell(SCENARIO))
             del asked[:]
             store.make(ForgottenCell(SCENARIO, Contender(method), (GONE,)))
-            assert any(LEAVER in round_ for round_ in asked[3:]) is reached, method
+            assert any(LEAVER in round_ for round_ in asked[WARM_UP:]) is reached, method
             if not reached:
                 assert not any(LEAVER in round_ for round_ in asked), "not even while warming up"
 
@@ -93,8 +97,8 @@ class TestForgetting:
         store.make(cell.before)
         del asked[:]
         store.make(cell)
-        assert len(asked) > 3
-        assert not any(LEAVER in round_ for round_ in asked[3:])
+        assert len(asked) > WARM_UP
+        assert not any(LEAVER in round_ for round_ in asked[WARM_UP:])
 
     def test_who_left_before_is_gone(self, store, asked):
         first = (Forget(("client-1",)),)

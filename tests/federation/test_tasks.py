@@ -210,9 +210,36 @@ class TestAveragedTraining:
         torch.testing.assert_close(reply.update, 2.0 * torch.stack(ways[len(ways) // 2 :]).mean(dim=0))
         assert (reply.count, reply.steps, reply.sample_gradients) == (COUNT, len(ways), COUNT * epochs)
 
-    def test_divergence_is_not_averaged_away(self):
-        with pytest.raises(NumericalError, match="ada"):
-            client_of(mlp()).perform(Train(Snapshot.of(mlp()), 60, 1, 1e200, seed=0, averaged=True))
+    @pytest.mark.parametrize(("count", "batch", "epochs"), [(5, 4, 1), (2, 1, 1), (5, 4, 2), (9, 4, 2), (1, 4, 3)])
+    def test_a_last_sample_that_joins_the_batch_before_is_no_step_of_its_own(self, count, batch, epochs):
+        model = norm_net()
+        task = Train(Snapshot.of(model), epochs, batch, 0.1, seed=0, averaged=True)
+        reply = client_of(model, samples(count)).perform(task)
+        assert reply.steps == epochs * (2 if count == 9 else 1)
+        assert float(reply.update.norm()) > 0
+
+    def test_whoever_is_thrown_off_stays_where_it_was(self):
+        reply = client_of(mlp()).perform(Train(Snapshot.of(mlp()), 60, 1, 1e200, seed=0, averaged=True))
+        assert float(reply.update.abs().max()) == 0.0
+        assert (reply.count, reply.sample_gradients) == (COUNT, 60 * COUNT)
+
+    def test_frozen_weights_keep_their_bits(self):
+        model = nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 4)).float()
+        inputs, labels = samples(COUNT)
+        model[0] = nn.Linear(inputs.shape[1], 40)
+        model[0].requires_grad_(requires_grad=False)
+        bench = copy.deepcopy(model)
+        client = Client(LocalData((inputs.float(), labels), "ada"), bench, CrossEntropy())
+        client.perform(Train(Snapshot.of(model), 7, 1, 0.1, seed=0, averaged=True))
+        assert torch.equal(bench[0].weight, model[0].weight)
+        assert not torch.equal(bench[1].weight, model[1].weight)
+
+    def test_rounding_does_not_add_up(self):
+        inputs, labels = samples(COUNT)
+        model = nn.Linear(inputs.shape[1], 4).bfloat16()
+        client = Client(LocalData((inputs.bfloat16(), labels), "ada"), copy.deepcopy(model), CrossEntropy())
+        reply = client.perform(Train(Snapshot.of(model), 50, 1, 1e-30, seed=0, averaged=True))
+        assert float(reply.update.abs().max()) == 0.0
 
 
 class TestAscend:

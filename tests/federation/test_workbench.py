@@ -106,8 +106,9 @@ def test_recorded_steps_are_the_plain_ones(build, compiled):
     data = {name: (inputs.cuda(), labels.cuda()) for name, (inputs, labels) in clients(**COUNTS).items()}
     engine = LocalEngine(model, CrossEntropy(l2=0.01), data, compiled=compiled)
     assert len(engine._benches) == len(COUNTS)
-    for rate in (0.1, 0.2, 0.1):  # another learning rate is recorded anew
-        tasks = {name: Train(Snapshot.of(model), 3, 4, rate, seed) for seed, name in enumerate(data)}
+    for rate, averaged in ((0.1, False), (0.2, True), (0.1, True)):  # another learning rate is recorded anew
+        start = Snapshot.of(model)
+        tasks = {name: Train(start, 3, 4, rate, seed, averaged=averaged) for seed, name in enumerate(data)}
         recorded = engine.ask(tasks)
         for name, task in tasks.items():
             plain = engine._clients[name].perform(task)

@@ -17,6 +17,7 @@ from expunge.federation.fedavg import Keep, ServerState, derived_seed, train
 from expunge.federation.shards import train_sharded
 from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, Train
 from expunge.federation.workbench import SIDE_BY_SIDE
+from expunge.unlearning.recovery import SMALLER
 from expunge.unlearning.registry import Method, method
 from expunge.unlearning.retrain import RetrainOptions, retrain
 
@@ -216,6 +217,7 @@ def warm_up(engine: SwitchableEngine, model: Snapshot, scenario: Scenario) -> No
     name = next(iter(other.clients()))
     other.ask({name: CurvatureProduct(model, model.parameters[None], "ggn", Draw(8, seed=0))})
     other.ask({name: Gradient(model, only=(0,))})
-    few = Draw(2 * plan.batch_size, seed)
-    tasks = {n: Train(model, 1, plan.batch_size, plan.learning_rate, seed, draw=few) for n in other.clients()}
-    other.ask(dict(list(tasks.items())[:SIDE_BY_SIDE]))
+    few, some = Draw(2 * plan.batch_size, seed), list(other.clients())[:SIDE_BY_SIDE]
+    small = max(1, plan.batch_size // SMALLER)  # of a short round
+    for names, size in (([name], small), (some, plan.batch_size)):
+        other.ask({n: Train(model, 1, size, plan.learning_rate, seed, draw=few) for n in names})

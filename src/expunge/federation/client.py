@@ -37,7 +37,7 @@ from expunge.federation.tasks import (
     Train,
     Trained,
 )
-from expunge.federation.workbench import Workbench, side_by_side
+from expunge.federation.workbench import WeightMean, Workbench, side_by_side
 
 CHUNK = 256
 
@@ -102,30 +102,31 @@ class Client:
             for norm in self._norms(bench.model):
                 norm.eval()
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
-        half = task.epochs * math.ceil(len(chosen) / task.batch_size) // 2
-        weights = list(bench.model.parameters()) if task.averaged else []
-        later = [torch.zeros_like(weight) for weight in weights]
+        half = task.epochs * len(self._batches(chosen, task.batch_size)) // 2
+        trained = (weight for weight in bench.model.parameters() if task.averaged and weight.requires_grad)
+        later = [WeightMean(weight) for weight in trained]
         for _ in range(task.epochs):
             order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
             for inputs, targets in self._taken(self._batches(chosen[order], task.batch_size)):
                 bench.step(inputs, targets, task.batch_size, task.learning_rate)
                 steps += 1
                 if steps > half:
-                    for total, weight in zip(later, weights, strict=True):
-                        total += weight.detach()
+                    for mean in later:
+                        mean.add()
                 yield
-        with torch.no_grad():
-            for total, weight in zip(later, weights, strict=True):
-                weight.copy_(total / (steps - half))
+        for mean in later:
+            mean.take()
+        count, cost = len(self.data) - len(set(task.exclude)), float(len(chosen) * task.epochs)
         try:
             after = Snapshot.of(bench.model)
         except ModelError as problem:
+            if task.averaged:
+                return Trained(torch.zeros_like(task.model.parameters), task.model.buffers, count, steps, cost)
             raise NumericalError(
                 f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."
             ) from problem
         update = self._boost * (after.parameters - task.model.parameters)
-        count = len(self.data) - len(set(task.exclude))
-        return Trained(update, after.buffers, count, steps, float(len(chosen) * task.epochs))
+        return Trained(update, after.buffers, count, steps, cost)
 
     @_perform.register
     def _(self, task: Ascend) -> Trained:

@@ -41,8 +41,9 @@ class Draw:
 class Train:
     """Train the model on local data (or a draw of it) by plain SGD and send back the update.
 
-    ``averaged`` asks for the mean of the models after each step of the second half instead of the last one: where SGD
-    has come to, without the noise of its last steps. Buffers are those of the last step.
+    ``averaged`` asks for the mean of the models after each step of the later half (with the middle one) instead of the
+    last model: where SGD has come to, without the noise of its last steps. Buffers are those of the last step. Whoever
+    is thrown off by its steps stays where it was.
     """
 
     model: Snapshot

@@ -143,6 +143,39 @@ class Workbench:
         self._optimiser.step()
 
 
+class WeightMean:
+    """The mean of a weight over steps.
+
+    It is the mean of how far the weight has come, summed in 32 bits or more: rounding does not add up.
+
+    Example:
+        >>> weight = nn.Parameter(torch.ones(1))
+        >>> mean = WeightMean(weight)
+        >>> for value in (2.0, 4.0):
+        ...     _ = nn.init.constant_(weight, value)
+        ...     mean.add()
+        >>> mean.take()
+        >>> weight.item()
+        3.0
+    """
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        self._weight = weight
+        self._start = weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+        self._total = torch.zeros_like(self._start)
+        self._count = 0
+
+    def add(self) -> None:
+        """The weight is at one more place."""
+        self._total += self._weight.detach() - self._start
+        self._count += 1
+
+    def take(self) -> None:
+        """Put the weight to its mean."""
+        with torch.no_grad():
+            self._weight.copy_(self._start + self._total / self._count)
+
+
 def side_by_side(
     benches: list[Workbench], runs: Mapping[str, Callable[[Workbench], Generator[None, None, Trained]]]
 ) -> dict[str, Trained]:

@@ -53,7 +53,7 @@ from expunge.unlearning.influence import (
 from expunge.unlearning.preparation import away, memory_warnings, prepared
 from expunge.unlearning.recovery import has_statistics
 from expunge.unlearning.registry import Need, Outcome, register
-from expunge.unlearning.repair import followed, is_repaired, tries
+from expunge.unlearning.repair import FOLLOWING, followed, is_repaired, tries
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.scaling import adaptive_scale, trust_region
 
@@ -87,7 +87,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             for used, allowed, lengths in tries(
                 steps, options, repaired=last and is_repaired(state, curvature, options)
             ):
-                for name in ("recovery", "correction", "retained_loss_at_the_end"):  # of a try that was given up
+                for name in FOLLOWING:  # of a try that was given up
                     details.pop(name, None)
                 # Lines 17 and 18: adaptive scaling.
                 length, losses = _length(engine, model, steps[used], parties, options, allowed, lengths)

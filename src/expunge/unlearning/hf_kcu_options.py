@@ -40,8 +40,8 @@ class HfKcuOptions:
         iterations: k of conjugate gradient or Lanczos; kronecker has none.
         damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
         samples: how many retained samples the curvature uses, spread by client size, and how many others the trust
-            region looks at; ``auto`` is a tenth of them, but 100 to 1000 (kronecker: all, but at most 2000); None is
-            all.
+            region looks at (a short round has its own); ``auto`` is a tenth of them, but 100 to 1000 (kronecker: all,
+            but at most 2000); None is all.
         filter: what is left of a pull along a direction of curvature e. ``damped`` is lambda/(e + lambda); ``rounds``
             the exact wearing-down of the rounds; ``between`` the mean of ``rounds`` and of ``damped`` with 5 lambda;
             ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos); for kronecker it is between,
@@ -152,7 +152,7 @@ class HfKcuOptions:
         else:
             each = 1 + (self.iterations + (1 if self.preconditioner_rank else 0) if self.influence_decay else 0)
         each += 3 if self.scaling == "trust-region" else 0
-        follows = 2 if self.recovery or self.may_correct else 0
+        follows = 2 if self.recovery else 4 if self.may_correct else 0  # a short round in vain, and then a correction
         if self.scaling == "trust-region":  # the sharper filter, or the whole step, may be tried in vain
             factored = self.solver == "kronecker" or (self.solver == "auto" and self.has_factors)
             twice = self.filter == "auto" and factored
@@ -161,7 +161,7 @@ class HfKcuOptions:
 
     @property
     def may_correct(self) -> bool:
-        """Whether these options allow for a correction, where the federation and its model do."""
+        """Whether these options allow for a correction or a short round, where the federation and its model do."""
         factored = self.solver == "kronecker" or (self.solver == "auto" and self.has_factors and self.influence_decay)
         searched = self.scaling == "trust-region" and self.recovery is None
         return self.correction and self.source != "gradient" and factored and searched

@@ -110,8 +110,20 @@ def recovery_round(
     return retained_round(engine, forgot, retained, plan, change=_no_return(remembers))
 
 
+def short_draws(parties: Parties, seed: int) -> dict[str, Draw]:
+    """What a short round trains on: the front of each client's order, whose back is looked at for its length."""
+    left = {name: parties.counts[name] - len(left_out) for name, left_out in parties.retained.items()}
+    return {name: Draw(math.ceil(count / PART), seed) for name, count in left.items()}
+
+
 def short_round(
-    engine: Engine, remembers: Snapshot, forgot: Snapshot, parties: Parties, schedule: Schedule, seed: int
+    engine: Engine,
+    remembers: Snapshot,
+    forgot: Snapshot,
+    retained: Mapping[str, Indices],
+    schedule: Schedule,
+    draws: Mapping[str, Draw],
+    seed: int,
 ) -> dict[str, Trained]:
     """A recovery round on part of the samples, in small batches, each client's later steps averaged.
 
@@ -119,10 +131,7 @@ def short_round(
     over steps and clients takes most of the noise out again.
     """
     plan = TrainingPlan(1, 1, max(1, schedule.batch_size // SMALLER), schedule.learning_rate, seed=seed)
-    left = {name: parties.counts[name] - len(left_out) for name, left_out in parties.retained.items()}
-    draws = {name: Draw(math.ceil(count / PART), seed) for name, count in left.items()}
-    change = _no_return(remembers)
-    return retained_round(engine, forgot, parties.retained, plan, draws=draws, averaged=True, change=change)
+    return retained_round(engine, forgot, retained, plan, draws=draws, averaged=True, change=_no_return(remembers))
 
 
 def _no_return(remembers: Snapshot) -> Change:

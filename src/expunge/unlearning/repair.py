@@ -4,12 +4,13 @@ A shortened step leaves something of the client, while most of what a whole one 
 steps are tried whole first, and judged by what is left of their cost in the end: no more than tau.
 
 A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
-enough: a short round of local training follows instead.
+enough: a short round of local training follows instead, and the correction only where that does not help.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +19,13 @@ from torch import Tensor
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
 from expunge.federation.engine import Engine
-from expunge.federation.fedavg import ServerState, aggregate
+from expunge.federation.fedavg import Schedule, ServerState, aggregate
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import Trained
 from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.preparation import forgotten_memory
-from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers, short_round
+from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers, short_draws, short_round
 from expunge.unlearning.request import Parties
 from expunge.unlearning.scaling import TRIES, lowest_loss, retained_loss
 
@@ -33,6 +34,9 @@ ROOM = 3.0
 
 FAR = 0.1
 """A step longer than this share of the model's own length is a long one."""
+
+FOLLOWING = ("recovery", "short_round", "correction", "retained_loss_at_the_end")
+"""Where the record says what followed the step."""
 
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far a recovery round may be taken; the one with the least retained loss is."""
@@ -59,7 +63,7 @@ def is_repaired(state: ServerState, curvature: KroneckerCurvature | None, option
 
 
 def is_corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
-    """Whether a correction follows: it needs the factors, the schedule, and a model without batch norm."""
+    """Whether a correction follows, or a short round: they need factors, a schedule and a model without batch norm."""
     known = curvature is not None and state.schedule is not None
     return known and options.may_correct and not has_statistics(state.model)
 
@@ -81,14 +85,19 @@ def followed(
     """
     model = refreshed_buffers(engine, model, state, parties)
     memory, risen = forgotten_memory(state, parties), losses.get("retained_rise", 0.0)
-    updates = _round(engine, state, model, curvature, parties, options)
-    if updates is not None:
-        model, memory, details["recovery"] = _recovered(engine, model, memory, updates, parties, options)
-        risen += details["recovery"]["retained_rise"]
-    elif curvature is not None and state.schedule is not None and is_corrected(state, curvature, options):
-        model, record = corrected(engine, state.model, model, curvature, state.schedule, parties, options, risen)
-        details["correction"] = record
-        risen += record["retained_rise"]
+    schedule, record = state.schedule, None
+    if options.recovery is not None:
+        updates = recovery_round(engine, state.model, model, parties.retained, options.recovery.plan(state))
+        model, memory, record = _recovered(engine, model, memory, updates, parties, options)
+        details["recovery"] = record
+    elif curvature is not None and schedule is not None and is_corrected(state, curvature, options):
+        if is_far(state.model, model) and not engine.sums_only:
+            model, memory, record = _after_a_long_step(engine, state, model, memory, schedule, parties, options)
+            details["short_round"] = record
+        if record is None or not record["length"]:
+            model, record = corrected(engine, state.model, model, curvature, schedule, parties, options, risen)
+            details["correction"] = record
+    risen += record["retained_rise"] if record is not None else 0.0
     if options.scaling == "trust-region" and has_statistics(model):  # the line search used the old statistics
         nowhere = torch.zeros_like(model.parameters)
         details["retained_loss_at_the_end"] = retained_loss(engine, model, nowhere, (0.0,), parties, options).means[0]
@@ -108,25 +117,23 @@ def is_far(remembers: Snapshot, model: Snapshot) -> bool:
     return bool(step > FAR * whole)
 
 
-def _round(
+def _after_a_long_step(
     engine: Engine,
     state: ServerState,
     model: Snapshot,
-    curvature: KroneckerCurvature | None,
+    memory: Memory | None,
+    schedule: Schedule,
     parties: Parties,
     options: HfKcuOptions,
-) -> dict[str, Trained] | None:
-    """The clients' replies to a round of recovery; None where none follows.
-
-    It is the one that the options ask for, or a short one in place of a correction after a long step. Where only sums
-    are seen there is none.
-    """
-    if options.recovery is not None:
-        return recovery_round(engine, state.model, model, parties.retained, options.recovery.plan(state))
-    replaces = is_corrected(state, curvature, options) and is_far(state.model, model) and not engine.sums_only
-    if replaces and state.schedule is not None:
-        return short_round(engine, state.model, model, parties, state.schedule, options.seed)
-    return None
+) -> tuple[Snapshot, Memory | None, dict[str, float]]:
+    """A short round, of length 0 where it does not help."""
+    draws = short_draws(parties, options.seed)
+    updates = short_round(engine, state.model, model, parties.retained, schedule, draws, options.seed)
+    assert options.samples != "auto", "hf_kcu decides before it draws"
+    left = sum(parties.counts[name] - len(left_out) for name, left_out in parties.retained.items())
+    others = max(1, left - sum(draw.size for draw in draws.values()))  # its length is judged on samples not trained on
+    fewer = replace(options, samples=min(others, others if options.samples is None else options.samples))
+    return _recovered(engine, model, memory, updates, parties, fewer)
 
 
 def _recovered(
