@@ -12,7 +12,7 @@ from cases import CASES, LARGE_CASES, Case, case
 from expunge.core.kronecker import Block, Factors, KroneckerCurvature, kronecker_factors
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import DataError, ModelError, NumericalError
+from expunge.errors import DataError, ModelError, NumericalError, RequestError
 
 DOUBLE = torch.float64
 
@@ -89,6 +89,40 @@ def test_the_outputs_factor_of_a_softmax_is_its_hessian(sure):
         p = model(inputs).softmax(dim=1)
     exact = (torch.diag_embed(p) - p[:, :, None] * p[:, None]).mean(dim=0)[tuple(torch.triu_indices(3, 3))]
     assert float((factors.values[15:21] - exact).norm() / exact.norm()) < 0.03
+
+
+@pytest.mark.parametrize("smallest", [0.9, 0.5, 0.1])
+def test_scaled_outputs_give_the_mean_hessian_of_the_way(smallest):
+    """A sure model: at the end its Hessian nearly vanishes, on the way it does not; the mean by quadrature."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double().eval()
+    model.weight.data *= 12
+    inputs = torch.randn(9, 4, generator=seeded(), dtype=DOUBLE)
+    asked = inputs.repeat(4000, 1)
+    factors = kronecker_factors(model, Snapshot.of(model), asked, CrossEntropy(), smallest=smallest)
+    scales = smallest + (1 - smallest) * (torch.arange(400, dtype=DOUBLE) + 0.5) / 400
+    with torch.no_grad():
+        p = (model(inputs) * scales[:, None, None]).softmax(dim=2)
+    corner = tuple(torch.triu_indices(3, 3))
+    exact = (torch.diag_embed(p) - p[..., :, None] * p[..., None, :]).mean(dim=(0, 1))[corner]
+    assert float((factors.values[15:21] - exact).norm() / exact.norm()) < 0.03
+    end = kronecker_factors(model, Snapshot.of(model), asked, CrossEntropy())
+    torch.testing.assert_close(factors.values[:15], end.values[:15])
+    assert float(factors.values[15:21].norm()) > 1.02 * float(end.values[15:21].norm())
+
+
+def test_scaled_outputs_change_nothing_under_squared_error():
+    model = nn.Linear(5, 3).double().eval()
+    inputs = torch.randn(40_000, 5, generator=seeded(), dtype=DOUBLE)
+    factors = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError(), smallest=0.3)
+    assert float((factors.values[21:27] - torch.eye(3, dtype=DOUBLE)[tuple(torch.triu_indices(3, 3))]).norm()) < 0.03
+
+
+@pytest.mark.parametrize("smallest", [0.0, -0.5, 1.5, float("nan")])
+def test_outputs_are_not_scaled_by_just_anything(smallest):
+    model = nn.Linear(2, 2).eval()
+    with pytest.raises(RequestError, match="above 0 and up to 1"):
+        kronecker_factors(model, Snapshot.of(model), torch.ones(1, 2), CrossEntropy(), smallest=smallest)
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 0, 1), (1, 2, 2)])

@@ -17,7 +17,7 @@ from expunge.federation.tasks import CurvatureFactors, Draw
 from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
-from expunge.unlearning.influence import survives
+from expunge.unlearning.influence import ON_THE_WAY, survives
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.request import Request
 from expunge.unlearning.scaling import LENGTHS, retained_loss, trust_region
@@ -90,6 +90,18 @@ def test_it_costs_one_gradient_a_sample_and_one_message():
     assert outcome.details["samples"] == outcome.cost.sample_gradients == retained < 2000
     federation, state = many(copies=30)
     assert hf_kcu(federation.engine(), state, LEAVER, DEFAULT).details["samples"] == 2000
+
+
+@pytest.mark.parametrize(("source", "smallest"), [("trajectory", ON_THE_WAY), ("gradient", 1.0)])
+def test_a_pull_from_along_the_way_meets_the_curvature_of_the_way(source, smallest, monkeypatch):
+    federation, state = many(copies=10)
+    engine, asked = federation.engine(), []
+    answer = engine.ask
+    monkeypatch.setattr(engine, "ask", lambda tasks: (asked.extend(tasks.values()), answer(tasks))[1])
+    hf_kcu(engine, state, LEAVER, dataclasses.replace(DEFAULT, source=source, solver="kronecker"))
+    factors = [task for task in asked if isinstance(task, CurvatureFactors)]
+    assert factors
+    assert {task.smallest for task in factors} == {smallest}
 
 
 def test_the_whole_step_is_tried_before_shorter_ones():

@@ -10,6 +10,10 @@ an outer product of two small matrices, whose eigenvectors diagonalise it: any f
 with no solve. The gradients g are those of targets drawn from the model's own predictions, not of the labels: their
 mean square is the Gauss-Newton matrix. What is left out: the curvature between layers.
 
+Training makes a classifier's outputs grow: at the end it is sure of what it has learnt, and there its loss is nearly
+flat, though it was not before. With ``smallest`` below 1 each sample's outputs are scaled by a factor drawn between the
+two, as they would have been earlier: the curvature is then about that of the way, not that of its end.
+
 Parameters of other layers (norms, embeddings, grouped convolutions) get the diagonal: with random signs, the gradient
 of a few samples together has, in expectation, the sum of their squares as its square.
 """
@@ -27,7 +31,7 @@ from torch.func import functional_call
 from expunge.core.curvature import differentiable_attention, require_evaluation_mode
 from expunge.core.losses import Loss
 from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import DataError, NumericalError
+from expunge.errors import DataError, NumericalError, RequestError
 
 CHUNK = 250
 PARTS = 40
@@ -66,7 +70,9 @@ class Factors:
     blocks: tuple[Block, ...]
 
 
-def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0) -> Factors:
+def kronecker_factors(
+    model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0, smallest: float = 1.0
+) -> Factors:
     """The factors of the mean loss's curvature over these inputs: one forward and one backward pass.
 
     Args:
@@ -74,7 +80,8 @@ def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss
         snapshot: parameters and buffers.
         inputs: the samples; their labels are not looked at.
         loss: says what the model's predictions mean.
-        seed: of the drawn targets.
+        seed: of the drawn targets and scales.
+        smallest: the least factor by which outputs are scaled; 1 takes them as they are.
 
     Example:
         >>> from expunge.core.losses import SquaredError
@@ -84,6 +91,8 @@ def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss
         ((Block(name='', inputs=2, outputs=1, bias=False),), tensor([1., 2., 4.]))
     """
     require_evaluation_mode(model)
+    if not 0 < smallest <= 1:
+        raise RequestError(f"Outputs are scaled by factors above 0 and up to 1, not from {smallest}.")
     if not len(inputs):
         raise DataError("Curvature needs at least one sample.")
     layout = Layout.of(model)
@@ -91,7 +100,7 @@ def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss
     generator = torch.Generator().manual_seed(seed)
     size = min(CHUNK, -(-len(inputs) // PARTS)) if pass_.others else CHUNK
     for part in torch.split(inputs, size):
-        pass_.add(part, loss, generator)
+        pass_.add(part, loss, generator, smallest)
     values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * len(inputs)])]) / len(inputs)
     if not bool(torch.isfinite(values).all()):
         raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
@@ -198,7 +207,7 @@ class _Pass:
     def _tensors(self) -> dict[str, Tensor]:
         return {**self._own, **self._snapshot.buffers}
 
-    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator) -> None:
+    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator, smallest: float) -> None:
         """One more part of the data."""
         self._samples = len(inputs)
         tensors = self._tensors()
@@ -211,9 +220,14 @@ class _Pass:
         finally:
             for handle in handles:
                 handle.remove()
-        targets, weights = loss.sampled_targets(outputs.detach(), generator)
+        scales = outputs.new_ones(len(inputs))
+        if smallest < 1:
+            scales = smallest + (1 - smallest) * torch.rand(len(inputs), generator=generator).to(outputs)
+        scaled = outputs * scales.view(-1, *[1] * (outputs.dim() - 1))
+        targets, weights = loss.sampled_targets(scaled.detach(), generator)
         signs = 2.0 * torch.randint(2, (len(inputs),), generator=generator).to(weights) - 1
-        total = torch.dot(signs * weights.sqrt(), loss.per_sample(outputs, targets))
+        # Divided by the scale again: what is wanted is the gradient in the outputs that are scaled, not in the others.
+        total = torch.dot(signs * weights.sqrt() / scales, loss.per_sample(scaled, targets))
         # All parameters are asked for, so that the backward pass comes by every layer's hook.
         gradients = torch.autograd.grad(total, [tensors[name] for name in self._own], allow_unused=True)
         for name, gradient in zip(self._own, gradients, strict=True):

@@ -104,9 +104,10 @@ class LocalEngine:
         return replies
 
     def _performed(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
-        """All replies: one client after another, but trainings side by side where a GPU can."""
+        """All replies: one client after another, but trainings side by side where a GPU can, long ones first."""
         trainings = {name: task for name, task in tasks.items() if isinstance(task, Train) and self._benches}
-        runs = {name: partial(self._clients[name].training, task) for name, task in trainings.items()}
+        longest = sorted(trainings, key=lambda name: -len(self._clients[name].data))
+        runs = {name: partial(self._clients[name].training, trainings[name]) for name in longest}
         replies: dict[str, Reply] = dict(side_by_side(self._benches, runs))
         for name, task in tasks.items():
             if name not in replies:

@@ -109,12 +109,16 @@ class CurvatureProduct:
 
 @dataclass(frozen=True, eq=False)
 class CurvatureFactors:
-    """Kronecker factors of the local curvature (on a draw of samples), in one flat vector; ``seed`` draws targets."""
+    """Kronecker factors of the local curvature (on a draw of samples), in one flat vector; ``seed`` draws targets.
+
+    With ``smallest`` below 1 it is about the curvature of the way to the model (core/kronecker.py).
+    """
 
     model: Snapshot
     seed: int
     draw: Draw | None = None
     exclude: Indices = ()
+    smallest: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

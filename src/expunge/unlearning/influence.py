@@ -22,6 +22,13 @@ from expunge.unlearning.request import Parties
 
 Function = Callable[[Tensor], Tensor]
 
+ON_THE_WAY = 0.5
+"""Outputs reach half of their size in the first rounds: from there on, they stand for the training's way to the model.
+
+A client's pull was worn down by the curvature of that way, not by that of its end, where a model that fits its samples
+has nearly none.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class Influence:
@@ -156,10 +163,13 @@ def apply_filter(
 def kronecker_curvature(
     engine: Engine, model: Snapshot, clients: Mapping[str, Indices], counts: Mapping[str, int], options: HfKcuOptions
 ) -> KroneckerCurvature:
-    """The curvature of these clients' samples layer by layer, each client by its size: one message."""
-    draws = spread(options, clients, counts)
+    """The curvature of these clients' samples layer by layer, each client by its size: one message.
+
+    That of the way to the model for a pull from along the way, that of the model itself for a gradient taken there.
+    """
+    draws, smallest = spread(options, clients, counts), ON_THE_WAY if options.source == "trajectory" else 1.0
     tasks = {
-        name: CurvatureFactors(model, derived_seed(options.seed, "targets", name), draws[name], left_out)
+        name: CurvatureFactors(model, derived_seed(options.seed, "targets", name), draws[name], left_out, smallest)
         for name, left_out in clients.items()
     }
     return KroneckerCurvature(ask_factors(engine, tasks), model.layers())
