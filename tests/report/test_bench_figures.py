@@ -108,6 +108,16 @@ def test_a_line_has_the_means_of_its_variants():
     assert ([tick.get_text() for tick in axes.get_xticklabels()], axes.get_xlabel()) == (["10", "20"], "clients")
 
 
+def test_a_variant_where_everything_is_low_is_still_in_the_picture():
+    results = bench("clients", ("10 clients", "200 clients"))
+    low = [replace(row, test_accuracy=row.test_accuracy - 0.35 * (row.variant[0] == "2")) for row in results.rows]
+    results = replace(results, rows=low)
+    axes = variants_plot(results).axes[0]
+    line = next(part for part in axes.containers if part.get_label() == "retrain (gold standard)")[0]
+    assert axes.get_ylim()[0] < min(float(y) for y in line.get_ydata())
+    assert axes.get_ylim()[0] > 0  # and one that is ruined still does not press the others together
+
+
 def test_residuals_fall_on_a_logarithmic_scale_beside_bound_and_paper():
     figure = series_plot(convergence())
     assert len(figure.axes) == 2

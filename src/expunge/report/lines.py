@@ -76,8 +76,8 @@ def _variants_panel(axes: Axes, of: dict[str, Results], methods: list[str], key:
     else:
         plain_log_scale(axes, "y")
     if key == "test_accuracy":
-        measured = [100 * value for part in of.values() for name in drawn for value in part.values(name, key)]
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], lowest_shown(measured)))
+        measured = [[100 * value for name in drawn for value in part.values(name, key)] for part in of.values()]
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], min(lowest_shown(values) for values in measured if values)))
     shared, names = _shared_words(list(of))
     axes.set_xticks(range(len(of)), names)
     axes.set_xlabel(shared)
