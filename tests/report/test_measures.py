@@ -117,6 +117,12 @@ def test_who_leaves_is_said():
     assert scenario_line(Results("x", {}, {}, [], {})) == ""
 
 
+def test_another_attacker_among_the_same_leavers_is_said():
+    everybody = [step(["client-1", "client-2", "client-3"])]
+    said = scenario(steps=everybody, backdoors={"client-1": {}}, attackers=["client-1", "client-3"])
+    assert said.endswith("; client-1, client-2, client-3 leave; poisoned: 1 of them, others for other seeds.")
+
+
 def test_another_leaver_for_every_seed_is_said():
     names = [f"client-{number}" for number in (1, 3, 5, 7, 9)]
     everybody = ", ".join(names)

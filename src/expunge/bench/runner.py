@@ -225,7 +225,8 @@ def described(setting: Setting, *others: Setting) -> dict[str, Any]:
     scenario["plan"] = {name: value for name, value in scenario["plan"].items() if name != "seed"}
     steps = [dataclasses.asdict(forget) for forget in setting.forgets]
     owners = [name for each in (setting, *others) for forget in each.forgets for name in forget.owners]
-    more = {"forgotten": list(dict.fromkeys(owners)), "steps": steps}
+    attackers = [name for each in (setting, *others) for name in each.scenario.backdoors]
+    more = {"forgotten": list(dict.fromkeys(owners)), "steps": steps, "attackers": list(dict.fromkeys(attackers))}
     counts = {
         "seeds": [each.scenario.seed for each in (setting, *others)],
         "retrains_per_seed": setting.retrains,

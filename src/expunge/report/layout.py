@@ -137,6 +137,8 @@ def _departures(scenario: dict[str, Any]) -> list[str]:
         return [f"{_few(whole)} {'is' if len(whole) == 1 else 'are'} poisoned and leave{'s' * (len(whole) == 1)}"]
     said = [f"{_few(whole)} leave{'s' * (len(whole) == 1)}"] if whole else []
     said += [f"samples of {_few(some)} leave"] if some else []
+    if len(scenario.get("attackers", poisoned)) > len(poisoned):
+        return [*said, f"poisoned: {len(poisoned)} of them, others for other seeds"]
     return said + ([f"poisoned: {_few(poisoned)}"] if poisoned else [])
 
 
