@@ -111,11 +111,64 @@ def test_scaled_outputs_give_the_mean_hessian_of_the_way(smallest):
     assert float(factors.values[15:21].norm()) > 1.02 * float(end.values[15:21].norm())
 
 
-def test_scaled_outputs_change_nothing_under_squared_error():
+@pytest.mark.parametrize("shape", [(40_000, 5), (8_000, 5, 5)])
+def test_scaled_outputs_change_nothing_under_squared_error(shape):
     model = nn.Linear(5, 3).double().eval()
-    inputs = torch.randn(40_000, 5, generator=seeded(), dtype=DOUBLE)
+    inputs = torch.randn(*shape, generator=seeded(), dtype=DOUBLE)
     factors = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError(), smallest=0.3)
     assert float((factors.values[21:27] - torch.eye(3, dtype=DOUBLE)[tuple(torch.triu_indices(3, 3))]).norm()) < 0.03
+
+
+def test_scaled_outputs_reach_the_diagonal_of_other_parameters():
+    torch.manual_seed(0)
+    model = Normed().double().eval()
+    model.last.weight.data *= 6
+    inputs = torch.randn(12, 1, 3, 3, generator=seeded(), dtype=DOUBLE)
+    many = inputs.repeat(60, 1, 1, 1)
+    drawn = [
+        kronecker_factors(model, Snapshot.of(model), many, CrossEntropy(), smallest=0.2, seed=i) for i in range(40)
+    ]
+    found = torch.stack([factors.values[-7:-1] for factors in drawn]).mean(dim=0)
+
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.model, self.scale = model, scale
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.scale * self.model(inputs)
+
+    scales = [0.2 + 0.8 * (number + 0.5) / 40 for number in range(40)]
+    dense = [gauss_newton(Scaled(scale), inputs, CrossEntropy()).diagonal()[15:21] / scale**2 for scale in scales]
+    assert float((found / torch.stack(dense).mean(dim=0) - 1).abs().max()) < 0.15
+
+
+def test_every_sample_and_seed_has_a_scale_of_its_own():
+    class NotedError(SquaredError):
+        def sampled_targets(self, outputs, generator):
+            seen.append(outputs[:, 0].clone())
+            return super().sampled_targets(outputs, generator)
+
+    model, seen, ones = nn.Linear(1, 1).double().eval(), [], torch.ones(500, 1, dtype=DOUBLE)
+    nn.init.zeros_(model.weight)
+    nn.init.ones_(model.bias)
+    for seed in (0, 1):
+        kronecker_factors(model, Snapshot.of(model), ones, NotedError(), seed=seed, smallest=0.5)
+    scales = torch.cat(seen)
+    assert len(scales.unique()) > 990
+    assert 0.5 <= float(scales.min()) < 0.51 < 0.99 < float(scales.max()) <= 1
+
+
+def test_scales_do_not_depend_on_the_process_s_default_type():
+    model = nn.Linear(4, 3).double().eval()
+    inputs = torch.randn(30, 4, generator=seeded(), dtype=DOUBLE)
+    one = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), smallest=0.5)
+    torch.set_default_dtype(DOUBLE)
+    try:
+        other = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), smallest=0.5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(one.values, other.values)
 
 
 @pytest.mark.parametrize("smallest", [0.0, -0.5, 1.5, float("nan")])
@@ -271,6 +324,8 @@ def test_what_does_not_fit_is_refused():
         KroneckerCurvature(Factors(factors.values[:-1], factors.blocks), Layout.of(model))
     with pytest.raises(DataError, match="at least one sample"):
         kronecker_factors(model, Snapshot.of(model), torch.empty(0, 4, dtype=DOUBLE), CrossEntropy())
+    with pytest.raises(RequestError, match="one row of class scores"):
+        kronecker_factors(model, Snapshot.of(model), torch.ones(2, 5, 4, dtype=DOUBLE), CrossEntropy())
     with pytest.raises(NumericalError, match="NaN"):
         kronecker_factors(model, Snapshot.of(model), torch.full((2, 4), torch.nan, dtype=DOUBLE), CrossEntropy())
     with pytest.raises(ModelError, match="training mode"):

@@ -11,13 +11,24 @@ from torch import nn
 from torch.func import functional_call, grad, hessian
 
 from cases import case
+from expunge.core.kronecker import kronecker_factors
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
 from expunge.federation.client import CHUNK, Client
 from expunge.federation.local import LocalEngine
 from expunge.federation.local_data import LocalData
-from expunge.federation.tasks import Ascend, CurvatureProduct, Draw, Gradient, LocalSolve, Losses, NormStatistics, Train
+from expunge.federation.tasks import (
+    Ascend,
+    CurvatureFactors,
+    CurvatureProduct,
+    Draw,
+    Gradient,
+    LocalSolve,
+    Losses,
+    NormStatistics,
+    Train,
+)
 from federation.small import Pairs, clients, digest, digest_of, linear, mlp, norm_net, samples, seeded
 
 L2 = 0.2
@@ -173,6 +184,16 @@ class TestCurvatureProduct:
         first = client.perform(task).total
         client.perform(Train(at, 2, 4, 0.5, 0))
         torch.testing.assert_close(client.perform(task).total, first)
+
+
+class TestCurvatureFactors:
+    def test_is_count_times_those_of_its_samples_with_the_scales_that_were_asked_for(self):
+        model, data = mlp().eval(), samples(30)
+        client, at = client_of(model, data), Snapshot.of(model)
+        for smallest in (0.3, 1.0):
+            own = kronecker_factors(model, at, data[0], CrossEntropy(L2), seed=4, smallest=smallest)
+            assert torch.equal(client.perform(CurvatureFactors(at, 4, smallest=smallest)).total, 30 * own.values)
+        assert torch.equal(client.perform(CurvatureFactors(at, 4)).total, 30 * own.values)
 
 
 class TestTrainingOnADraw:

@@ -166,6 +166,7 @@ def test_a_missing_piece_is_refused(kind):
         (("fields", "epochs"), 1.0, "Train.epochs is not a whole number"),
         (("fields", "epochs"), True, "Train.epochs is not a whole number"),
         (("fields", "learning_rate"), "0.1", "Train.learning_rate is not a number"),
+        (("fields", "learning_rate"), 10**400, "Train.learning_rate is not a number that a float can hold"),
         (("fields", "exclude"), 3, "Train.exclude is not a list"),
         (("fields", "exclude", 0), "1", "Train.exclude is not a whole number"),
         (("fields", "draw", "from_back"), 1, "Train.draw.from_back is not a truth value"),

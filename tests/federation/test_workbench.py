@@ -13,7 +13,7 @@ from expunge.errors import NumericalError
 from expunge.federation.client import Client
 from expunge.federation.local import LocalEngine
 from expunge.federation.local_data import LocalData
-from expunge.federation.tasks import Train
+from expunge.federation.tasks import Draw, Train
 from expunge.federation.workbench import Workbench, can_record, side_by_side, weighted_loss
 from federation.small import clients, mlp, norm_net
 
@@ -55,6 +55,29 @@ def test_clients_take_turns_step_by_step():
 
     side_by_side([Workbench(mlp(), loss, record=False) for _ in range(2)], {n: partial(watched, n) for n in people})
     assert order[:6] == ["ada", "bob"] * 3
+
+
+@pytest.mark.parametrize("benches", [1, 2])
+@pytest.mark.parametrize(
+    ("draw", "expected"), [(None, ["dan", "bob", "ada", "cyd"]), (3, ["ada", "bob", "dan", "cyd"])]
+)
+def test_an_engine_begins_with_the_largest_and_replies_in_order(benches, draw, expected, monkeypatch):
+    engine, begun, own = LocalEngine(mlp(), CrossEntropy(), clients(**COUNTS)), [], Client.training
+    some = None if draw is None else Draw(draw, 0)
+    tasks = {name: Train(Snapshot.of(mlp()), 1, 4, 0.1, seed, draw=some) for seed, name in enumerate(COUNTS)}
+    tasks["cyd"] = dataclasses.replace(tasks["cyd"], exclude=(0, 1))  # two of four are left
+    alone = engine.ask(tasks)
+
+    def training(self, task, bench):
+        begun.append(self.data.name)
+        return own(self, task, bench)
+
+    monkeypatch.setattr(Client, "training", training)
+    monkeypatch.setattr(engine, "_benches", [Workbench(mlp(), CrossEntropy(), record=False) for _ in range(benches)])
+    found = engine.ask(tasks)
+    assert begun == expected
+    assert list(found) == list(tasks)
+    assert all(torch.equal(found[name].update, alone[name].update) for name in tasks)
 
 
 def test_a_step_is_plain_sgd_with_weight_decay():

@@ -23,7 +23,7 @@ from unlearning.convex import ridge_closed_form
 from unlearning.test_kronecker_filter import LEAVER, SCHEDULE, many
 
 DEFAULT = HfKcuOptions()
-EVERYTHING = dataclasses.replace(DEFAULT, samples=None, tau=0.0)
+EVERYTHING = dataclasses.replace(DEFAULT, source="trajectory", samples=None, tau=0.0)
 PLAN = TrainingPlan(rounds=4, epochs=2, batch_size=4, learning_rate=0.3)
 DATA = clients(ada=60, bob=72, cyd=48, dan=40)
 

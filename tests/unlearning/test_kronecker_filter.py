@@ -14,6 +14,7 @@ from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
 from expunge.federation.local import LocalEngine
 from expunge.federation.memory import Memory
 from expunge.federation.tasks import CurvatureFactors, Draw
+from expunge.unlearning import influence
 from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
@@ -21,7 +22,7 @@ from expunge.unlearning.influence import ON_THE_WAY, survives
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.request import Request
 from expunge.unlearning.scaling import LENGTHS, retained_loss, trust_region
-from unlearning.convex import ConvexFederation, ridge
+from unlearning.convex import ConvexFederation, digits_softmax, ridge
 
 LEAVER = Request.of("client-0")
 SCHEDULE = Schedule(learning_rate=0.1, local_steps=5, rounds=7)
@@ -102,6 +103,23 @@ def test_a_pull_from_along_the_way_meets_the_curvature_of_the_way(source, smalle
     factors = [task for task in asked if isinstance(task, CurvatureFactors)]
     assert factors
     assert {task.smallest for task in factors} == {smallest}
+    assert len({task.seed for task in factors}) == len(factors)
+
+
+def test_a_sure_model_is_moved_less_by_the_curvature_of_the_way(monkeypatch):
+    """Softmax regression that fits its samples: at the end there is hardly any curvature, on the way there was."""
+    federation = digits_softmax(l2=0.0)
+    start, plan = Snapshot.of(federation.model), TrainingPlan(rounds=20, epochs=5, batch_size=8, learning_rate=0.3)
+    state = train(federation.engine(), start, plan)
+    options = dataclasses.replace(DEFAULT, filter="damped", scaling="none")
+
+    def length() -> float:
+        outcome = hf_kcu(federation.engine(), state, LEAVER, options)
+        return float((outcome.state.model.parameters - state.model.parameters).norm())
+
+    shorter = length()
+    monkeypatch.setattr(influence, "ON_THE_WAY", 1.0)
+    assert shorter < 0.97 * length()
 
 
 def test_the_whole_step_is_tried_before_shorter_ones():

@@ -197,7 +197,8 @@ def test_clients_that_small_batches_throw_off_send_nothing():
 @pytest.mark.usefixtures("far")
 def test_what_it_wins_counts_against_what_the_step_has_cost():
     engine, state = trained()
-    parties, options = LEAVER.parties(engine.clients()), dataclasses.replace(OPTIONS, seed=1, samples=200)
+    parties = LEAVER.parties(engine.clients())
+    options = dataclasses.replace(OPTIONS, source="trajectory", seed=1, samples=200)
     curvature = kronecker_curvature(engine, state.model, parties.retained, parties.counts, options)
     details = {}
     *_, left = followed(

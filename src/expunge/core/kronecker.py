@@ -11,8 +11,9 @@ with no solve. The gradients g are those of targets drawn from the model's own p
 mean square is the Gauss-Newton matrix. What is left out: the curvature between layers.
 
 Training makes a classifier's outputs grow: at the end it is sure of what it has learnt, and there its loss is nearly
-flat, though it was not before. With ``smallest`` below 1 each sample's outputs are scaled by a factor drawn between the
-two, as they would have been earlier: the curvature is then about that of the way, not that of its end.
+flat, though it was not before. With ``smallest`` below 1 each sample's outputs are scaled by a factor drawn between it
+and 1, and the curvature in the outputs is that of the scaled ones; the layers below are taken as they are. That is a
+stand-in for the curvature of the way to the model, not a measurement of it.
 
 Parameters of other layers (norms, embeddings, grouped convolutions) get the diagonal: with random signs, the gradient
 of a few samples together has, in expectation, the sum of their squares as its square.
@@ -222,7 +223,8 @@ class _Pass:
                 handle.remove()
         scales = outputs.new_ones(len(inputs))
         if smallest < 1:
-            scales = smallest + (1 - smallest) * torch.rand(len(inputs), generator=generator).to(outputs)
+            chance = torch.rand(len(inputs), generator=generator, dtype=torch.float32)  # whatever the default is
+            scales = smallest + (1 - smallest) * chance.to(outputs)
         scaled = outputs * scales.view(-1, *[1] * (outputs.dim() - 1))
         targets, weights = loss.sampled_targets(scaled.detach(), generator)
         signs = 2.0 * torch.randint(2, (len(inputs),), generator=generator).to(weights) - 1

@@ -47,8 +47,7 @@ class CrossEntropy:
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Losses of the samples, without the L2 term."""
-        if outputs.dim() != 2:
-            raise RequestError(f"Cross-entropy needs one row of class scores a sample, not {tuple(outputs.shape)}.")
+        _require_rows(outputs)
         return F.cross_entropy(outputs, targets, reduction="none")
 
     def output_hessian_product(self, outputs: Tensor, vectors: Tensor) -> Tensor:
@@ -63,6 +62,7 @@ class CrossEntropy:
         class whose gradient vanishes; by q, every draw counts the same. The generator is a CPU's, so that a GPU draws
         the same.
         """
+        _require_rows(outputs)
         p = outputs.double().softmax(dim=1)
         q = p * (1 - 2 * p + p.square().sum(dim=1, keepdim=True)).clamp(min=1e-30)
         q = q / q.sum(dim=1, keepdim=True)
@@ -70,6 +70,11 @@ class CrossEntropy:
         drawn = (q.cumsum(dim=1) < chance).sum(dim=1).clamp(max=outputs.shape[1] - 1)
         weights = (p / q).gather(1, drawn[:, None]).squeeze(1)
         return drawn, weights.to(outputs)
+
+
+def _require_rows(outputs: Tensor) -> None:
+    if outputs.dim() != 2:
+        raise RequestError(f"Cross-entropy needs one row of class scores a sample, not {tuple(outputs.shape)}.")
 
 
 @dataclass(frozen=True)

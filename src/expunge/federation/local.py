@@ -104,12 +104,17 @@ class LocalEngine:
         return replies
 
     def _performed(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
-        """All replies: one client after another, but trainings side by side where a GPU can, long ones first."""
+        """All replies: one client after another, but trainings side by side where a GPU can, the largest first."""
         trainings = {name: task for name, task in tasks.items() if isinstance(task, Train) and self._benches}
-        longest = sorted(trainings, key=lambda name: -len(self._clients[name].data))
-        runs = {name: partial(self._clients[name].training, trainings[name]) for name in longest}
+        largest = sorted(trainings, key=lambda name: -self._samples(name, trainings[name]))
+        runs = {name: partial(self._clients[name].training, trainings[name]) for name in largest}
         replies: dict[str, Reply] = dict(side_by_side(self._benches, runs))
         for name, task in tasks.items():
             if name not in replies:
                 replies[name] = self._clients[name].perform(task)
         return {name: replies[name] for name in tasks}
+
+    def _samples(self, name: str, task: Train) -> int:
+        """How many samples a client trains on in an epoch."""
+        left = len(self._clients[name].data) - len(set(task.exclude))
+        return left if task.draw is None else min(left, task.draw.size)

@@ -111,7 +111,7 @@ class CurvatureProduct:
 class CurvatureFactors:
     """Kronecker factors of the local curvature (on a draw of samples), in one flat vector; ``seed`` draws targets.
 
-    With ``smallest`` below 1 it is about the curvature of the way to the model (core/kronecker.py).
+    With ``smallest`` below 1 it draws scales, too: a stand-in for the curvature of the way (core/kronecker.py).
     """
 
     model: Snapshot

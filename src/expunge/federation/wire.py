@@ -233,7 +233,10 @@ class _Reader:
 
 def _scalar(kind: Any, written: Any, where: str) -> Any:
     if kind is float and type(written) in (int, float):
-        return float(written)
+        try:
+            return float(written)
+        except OverflowError:
+            _refuse(where, "a number that a float can hold")
     if get_origin(kind) is Literal:
         if not isinstance(written, str) or written not in get_args(kind):
             _refuse(where, f"one of {', '.join(map(str, get_args(kind)))}")

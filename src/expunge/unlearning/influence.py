@@ -23,10 +23,10 @@ from expunge.unlearning.request import Parties
 Function = Callable[[Tensor], Tensor]
 
 ON_THE_WAY = 0.5
-"""Outputs reach half of their size in the first rounds: from there on, they stand for the training's way to the model.
+"""The least factor by which outputs are scaled where the curvature of the training's way is wanted.
 
 A client's pull was worn down by the curvature of that way, not by that of its end, where a model that fits its samples
-has nearly none.
+has nearly none. The value was chosen, not derived (docs/method.md).
 """
 
 
@@ -167,6 +167,7 @@ def kronecker_curvature(
 
     That of the way to the model for a pull from along the way, that of the model itself for a gradient taken there.
     """
+    assert options.source != "auto", "hf_kcu decides before it asks"
     draws, smallest = spread(options, clients, counts), ON_THE_WAY if options.source == "trajectory" else 1.0
     tasks = {
         name: CurvatureFactors(model, derived_seed(options.seed, "targets", name), draws[name], left_out, smallest)
