@@ -165,7 +165,7 @@ def kronecker_curvature(
 ) -> KroneckerCurvature:
     """The curvature of these clients' samples layer by layer, each client by its size: one message.
 
-    That of the way to the model for a pull from along the way, that of the model itself for a gradient taken there.
+    A stand-in for that of the way to the model for a pull from along it, the model's own for a gradient taken there.
     """
     assert options.source != "auto", "hf_kcu decides before it asks"
     draws, smallest = spread(options, clients, counts), ON_THE_WAY if options.source == "trajectory" else 1.0
