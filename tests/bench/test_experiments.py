@@ -11,7 +11,7 @@ from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.experiments import EVERYONE, EXPERIMENTS, OURS, experiment
 from expunge.bench.measuring import compared_steps
 from expunge.bench.results import Results
-from expunge.bench.runner import Experiment, cells, run, unmeasured
+from expunge.bench.runner import Experiment, cells, described, run, unmeasured
 from expunge.bench.scales import LEAVER, Scale, scale_of
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
@@ -280,6 +280,14 @@ def test_several_that_leave_are_those_of_the_backdoor_and_others(tmp_path):
         assert (leaving[0],) == tuple(setting.scenario.backdoors)
         assert len(set(leaving)) == len(leaving)
         assert "client-0" not in leaving
+
+
+def test_a_variant_names_the_leavers_and_the_attackers_of_all_its_seeds():
+    settings = experiment("several").seeded(scale_of("paper"), (10, 11, 12))
+    said = described(*(setting for setting in settings if setting.label == "5 at once"))
+    attackers = ["client-1", "client-3", "client-5"]
+    assert (list(said["backdoors"]), said["attackers"], said["seeds"]) == (attackers[:1], attackers, [10, 11, 12])
+    assert sorted(said["forgotten"]) == [f"client-{number}" for number in range(1, 6)]
 
 
 def test_one_seed_and_two_retrains_are_said_and_give_no_verdict(store):
