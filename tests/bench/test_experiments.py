@@ -249,6 +249,23 @@ def test_the_large_models_take_one_seed_and_two_retrains_and_the_others_all_that
     assert whole == [10, 11, 10, 11]
 
 
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_the_fresh_seeds_are_in_no_other_experiment_and_the_default_is_alone_there(scale):
+    size, each = scale_of(scale), experiment("fresh")
+    own = each.seeded(size, each.default_seeds(size))
+    others = {s for name, e in EXPERIMENTS.items() if name not in ("fresh", "verdict") for s in e.default_seeds(size)}
+    assert {setting.scenario.seed for setting in own}.isdisjoint(others)
+    assert all(setting.contenders == (Contender("hf-kcu"),) for setting in own)
+    assert {setting.retrains for setting in own} == {size.other_retrains}
+    for setting in own:
+        attackers = setting.forgets[0].clients if setting.label.endswith(", strong") else ()
+        assert tuple(setting.scenario.backdoors) == attackers
+    counts = {"cifar10": 2, "fashion-mnist": 1, "mnist": 1} if scale == "paper" else {size.base.dataset: 3}
+    for label in ("clean", "strong"):
+        of_label = [s.scenario.dataset for s in own if s.label.endswith(label)]
+        assert {name: of_label.count(name) for name in of_label} == counts
+
+
 def test_where_the_two_tables_retrain_anyway_all_their_models_are_used_and_elsewhere_fewer(tmp_path):
     own, paper = Store(tmp_path / "own"), scale_of("paper")
 

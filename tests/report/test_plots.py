@@ -48,6 +48,24 @@ def test_cost_plot_marks_noise_and_doing_nothing(results):
     assert names == {"retrain (gold standard)", "HF-KCU as printed", "HF-KCU gradient", "HF-KCU trajectory"}
 
 
+@pytest.mark.parametrize("mark", [0.125, 0.1])
+def test_the_note_on_the_band_covers_no_mark(results, mark):
+    far = {"kl_forget": mark, "speedup_in_gradients": 20.0}
+    rows = [replace(row, **far) if row.method == "hf-kcu-trajectory" else row for row in results.rows]
+    thin = {**results.noise, "kl_forget": {**results.noise["kl_forget"], "low": 0.11, "high": 0.12}}
+    axes = cost_plot(replace(results, rows=rows, noise=thin)).axes[0]
+    note = next(text for text in axes.texts if not isinstance(text, Annotation) and "apart" in text.get_text())
+    box, (point,) = note.get_window_extent(), axes.transData.transform([(20.0, mark)])
+    assert box.x0 < point[0] < box.x1  # it would be covered were the note as high
+    assert not box.y0 < point[1] < box.y1
+
+
+def test_a_band_is_spoken_of_where_there_is_one(results):
+    assert "blue band" in forgetting_plot(results).get_supxlabel()
+    few = [row for row in results.rows if row.method != "retrain"]
+    assert "band" not in forgetting_plot(replace(results, rows=few, noise={})).get_supxlabel()
+
+
 def test_a_method_dearer_than_retraining_is_not_cut_off(results):
     rows = [replace(row, speedup_in_gradients=0.2) if row.method == "hf-kcu-paper" else row for row in results.rows]
     assert cost_plot(replace(results, rows=rows)).axes[0].get_xlim()[0] < 0.15

@@ -40,6 +40,8 @@ FIVE = {"paper": (10, 11, 12, 13, 14)}
 """Seeds of the two tables that carry the most weight, at the paper's scale."""
 TUNING = {"smoke": (0,), "small": (0, 1, 2), "paper": (0, 1, 2)}
 """The seeds that settings were chosen on: nothing but what was tried is shown for them."""
+FRESH = {"smoke": (15,), "small": (15, 16, 17), "paper": (15, 16)}
+"""Seeds that nobody had looked at when the default was settled."""
 LARGE = ("resnet18-bf16", "vit-lite-bf16")
 LARGE_SEEDS, LARGE_RETRAINS = 1, 2
 """What the large models get: training them takes longer than all else. Two models show no spread, hence no verdict."""
@@ -241,6 +243,21 @@ def adversary(scale: Scale) -> list[Setting]:
     return found
 
 
+def fresh(scale: Scale) -> list[Setting]:
+    """The default alone where nobody had looked before: a clean client leaves, and one with a strong backdoor.
+
+    Other datasets than that of `main` get one seed.
+    """
+    found = []
+    for dataset in _attacked(scale):
+        own = scale.on(dataset)
+        for label, scenario in (("clean", own.base), ("strong", own.attacked(own.leaver, strong=True))):
+            setting = _setting(own, f"{dataset}, {label}", scenario, (DEFAULT,))
+            count = setting.seeds if dataset == scale.base.dataset else 1
+            found.append(dataclasses.replace(setting, retrains=scale.other_retrains, seeds=count))
+    return found
+
+
 def tried(scale: Scale) -> list[Setting]:
     """What was tried for the default step, on the client and the seeds that its settings were chosen on."""
     tuned = Forget(("client-0",))
@@ -328,6 +345,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment(samples, "Samples leave, their clients stay"),
         _experiment(several, "Several clients leave at once"),
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
+        dataclasses.replace(_experiment(fresh, "The default on seeds that nobody had looked at"), seeds=FRESH),
         dataclasses.replace(_experiment(tried, "What was tried, where the settings were chosen"), seeds=TUNING),
         Experiment(
             "verdict",

@@ -4,9 +4,10 @@ from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from expunge.bench.results import Results
-from expunge.report.labels import place_labels
+from expunge.report.labels import MARKER_RADIUS, place_labels
 from expunge.report.layout import method_name
 from expunge.report.palette import BAND, FONT, NOISE, colours, marker, plain_log_scale, write_instead
 
@@ -68,6 +69,18 @@ def _cost_points(results: Results) -> dict[str, tuple[float, float]]:
     return points
 
 
+def _band_note(axes: Axes, low: float, high: float, points: list[tuple[float, float]]) -> Text:
+    """What the band is, in its lower right corner; under or above it where that would cover a mark."""
+    note = axes.text(0.985, low * 1.05, "how far apart retrained models are", transform=axes.get_yaxis_transform())
+    note.set(ha="right", va="bottom", fontsize=10)
+    marks = axes.transData.transform(points)
+    for y, side in ((low * 1.05, "bottom"), (low / 1.05, "top"), (high * 1.05, "bottom"), (low * 1.05, "bottom")):
+        note.set(y=y, va=side)
+        if not note.get_window_extent().padded(MARKER_RADIUS * axes.figure.dpi / 72).count_contains(marks):
+            break
+    return note
+
+
 def _cost_frame(axes: Axes, results: Results, points: dict[str, tuple[float, float]]) -> list[Artist]:
     """Scales, limits, the band of retrain noise and the line of doing nothing; returns what labels must avoid."""
     axes.set(xscale="log", yscale="log")
@@ -91,8 +104,7 @@ def _cost_frame(axes: Axes, results: Results, points: dict[str, tuple[float, flo
         drawn.append(axes.text(x, nothing.mean * 1.06, text, transform=edge, ha=side, va="bottom"))
     if limits:
         axes.axhspan(limits["low"], limits["high"], facecolor=BAND, edgecolor=BAND, alpha=0.3, gid=NOISE, zorder=0)
-        note = "how far apart retrained models are"
-        drawn.append(axes.text(0.985, limits["low"] * 1.05, note, transform=edge, ha="right", va="bottom", fontsize=10))
+        drawn.append(_band_note(axes, limits["low"], limits["high"], list(points.values())))
     plain_log_scale(axes, "x")
     plain_log_scale(axes, "y")
     axes.set_xlabel("times less work than retraining, in sample-gradients (right is cheaper)")

@@ -44,10 +44,10 @@ def forgetting_plot(results: Results) -> Figure:
             _forgetting_panel(ax, results, key)
         axes[0].set_yticks(range(len(methods)), [method_name(method) for method in methods])
         axes[0].set_ylim(len(methods) - 0.5, -0.6)
-        figure.supxlabel(
-            "blue band: models retrained without the client  ·  large mark: mean  ·  small points: single runs",
-            fontsize=10,
-        )
+        parts = ["large mark: mean", "small points: single runs"]
+        if any(retrained_range(results, key) for key in panels):
+            parts.insert(0, "blue band: models retrained without the client")
+        figure.supxlabel("  ·  ".join(parts), fontsize=10)
     return figure
 
 

@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 
 from expunge.report.palette import FAINT, INK
 
-_MARKER_RADIUS = 6.0
+MARKER_RADIUS = 6.0
 _NEAR = 15
 """Points from its mark within which a label needs no line to it."""
 _Place = tuple[float, float, str]
@@ -38,7 +38,7 @@ def place_labels(axes: Axes, labels: dict[str, tuple[float, float]], fixed: list
     figure = axes.get_figure(root=True)
     assert figure is not None
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    radius = _MARKER_RADIUS * figure.dpi / 72
+    radius = MARKER_RADIUS * figure.dpi / 72
     frame = axes.get_window_extent(renderer)
     # A line has no height of its own: a little is added, or nothing would ever cover it.
     taken = [artist.get_window_extent(renderer).padded(1) for artist in fixed]
