@@ -41,7 +41,7 @@ FIVE = {"paper": (10, 11, 12, 13, 14)}
 TUNING = {"smoke": (0,), "small": (0, 1, 2), "paper": (0, 1, 2)}
 """The seeds that settings were chosen on: nothing but what was tried is shown for them."""
 FRESH = {"smoke": (15,), "small": (15, 16, 17), "paper": (15, 16)}
-"""Seeds that nobody had looked at when the default was settled."""
+"""Seeds that the default had never been run on when it was settled."""
 LARGE = ("resnet18-bf16", "vit-lite-bf16")
 LARGE_SEEDS, LARGE_RETRAINS = 1, 2
 """What the large models get: training them takes longer than all else. Two models show no spread, hence no verdict."""
@@ -244,9 +244,9 @@ def adversary(scale: Scale) -> list[Setting]:
 
 
 def fresh(scale: Scale) -> list[Setting]:
-    """The default alone where nobody had looked before: a clean client leaves, and one with a strong backdoor.
+    """The default alone where it had never been run: a clean client leaves, and one with a strong backdoor.
 
-    Other datasets than that of `main` get one seed.
+    Other datasets than that of `main` get one seed, for want of time.
     """
     found = []
     for dataset in _attacked(scale):
@@ -345,7 +345,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment(samples, "Samples leave, their clients stay"),
         _experiment(several, "Several clients leave at once"),
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
-        dataclasses.replace(_experiment(fresh, "The default on seeds that nobody had looked at"), seeds=FRESH),
+        dataclasses.replace(_experiment(fresh, "The default on seeds that it had never been run on"), seeds=FRESH),
         dataclasses.replace(_experiment(tried, "What was tried, where the settings were chosen"), seeds=TUNING),
         Experiment(
             "verdict",

@@ -46,7 +46,7 @@ def forgetting_plot(results: Results) -> Figure:
         axes[0].set_ylim(len(methods) - 0.5, -0.6)
         parts = ["large mark: mean", "small points: single runs"]
         if any(retrained_range(results, key) for key in panels):
-            parts.insert(0, "blue band: models retrained without the client")
+            parts.insert(0, "blue band: models retrained without the forgotten data")
         figure.supxlabel("  ·  ".join(parts), fontsize=10)
     return figure
 

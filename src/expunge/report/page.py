@@ -14,7 +14,7 @@ from expunge.report.table import paper_notes
 
 _FEW_COLUMNS = 8
 _OTHER_NOTES = {
-    "retrain": "A model trained again from the start without the client: the gold standard, and what we save.",
+    "retrain": "A model trained again from the start without the forgotten data: the gold standard, and what we save.",
     "retrain noise": "Retraining twice with other seeds gives two different models. Nothing can be asked to be closer"
     " to retraining than retraining is to itself, so this range is the yardstick.",
     "± spread": "The sample standard deviation over all runs of a method, seeds and retrained models alike.",

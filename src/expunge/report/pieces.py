@@ -22,8 +22,8 @@ from expunge.report.table import Cell, Line, caption, table_lines
 _FIGURES = {
     "forgetting": (
         "Success of the backdoor, accuracy on the forgotten and on new data, for each method",
-        "Forgotten means: the mark lies on the blue band, where models trained without the client lie. The last"
-        " panel does not start at zero.",
+        "Forgotten means: the mark lies on the blue band, where models trained without the forgotten data lie."
+        " The last panel does not start at zero.",
     ),
     "cost": (
         "Distance to the retrained model against cost, for each method",
@@ -37,7 +37,7 @@ _FIGURES = {
     "seconds": ("Seconds that each method takes", "Machines differ: compare ratios, not seconds."),
     "variants": (
         "Accuracy, backdoor success and cost by variant, a line for each method",
-        "The blue band is the range of models retrained without the client; bars show the spread over runs.",
+        "The blue band is the range of models retrained without the forgotten data; bars show the spread over runs.",
     ),
     "series": ("Curves, a line for each method", "Shades reach from the lowest to the highest run."),
     "audit-scores": (
