@@ -410,6 +410,17 @@ class TestNormStatistics:
         variances = torch.stack([part.var(dim=0) for part in torch.split(data[0], 4)])
         torch.testing.assert_close(reply.buffers["0.running_var"], variances.mean(dim=0))
 
+    def test_a_draw_is_looked_at_alone_and_stands_for_all(self):
+        data = samples(12)
+        model = seeded(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)))
+        client, draw = client_of(model, data), Draw(5, seed=1)
+        reply = client.perform(NormStatistics(Snapshot.of(model), 64, exclude=(0, 3), draw=draw))
+        chosen = client._drawn(draw, (0, 3))
+        assert not {0, 3} & set(chosen.tolist())
+        torch.testing.assert_close(reply.buffers["0.running_mean"], data[0][chosen].mean(dim=0))
+        torch.testing.assert_close(reply.buffers["0.running_var"], data[0][chosen].var(dim=0))
+        assert (reply.count, reply.sample_gradients) == (10, pytest.approx(5 / 3))
+
     def test_dropout_is_off_and_chance_untouched(self):
         """Behind a dropout layer: random statistics would make forgetting irreproducible."""
         model = seeded(nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Linear(3, 3)))

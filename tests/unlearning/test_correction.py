@@ -18,7 +18,7 @@ from expunge.unlearning.influence import kronecker_curvature, retained_gradient,
 from expunge.unlearning.request import Request
 from expunge.unlearning.scaling import RetainedLoss
 from federation.masking import MaskedEngine
-from federation.small import clients, mlp, norm_net
+from federation.small import clients, mlp
 from unlearning.convex import ridge_closed_form
 from unlearning.test_kronecker_filter import LEAVER, SCHEDULE, many
 
@@ -195,7 +195,6 @@ def test_masked_sums_give_the_same_correction():
 @pytest.mark.parametrize(
     ("options", "build"),
     [
-        (DEFAULT, norm_net),
         (DEFAULT.with_recovery(), mlp),
         (dataclasses.replace(DEFAULT, scaling="none"), mlp),
         (dataclasses.replace(DEFAULT, correction=False), mlp),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from expunge.errors import RequestError
 from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
 from expunge.federation.local import LocalEngine
 from expunge.federation.memory import Memory
-from expunge.federation.tasks import CurvatureProduct, LocalSolve, Losses
+from expunge.federation.tasks import CurvatureProduct, LocalSolve, Losses, NormStatistics
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions, component_ablation
 from expunge.unlearning.influence import causal_weights
-from expunge.unlearning.recovery import Recovery, recovery_round
+from expunge.unlearning.preparation import prepared
+from expunge.unlearning.recovery import Recovery, recovery_round, refreshed_buffers
 from expunge.unlearning.request import Request
+from expunge.unlearning.scaling import trust_region
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
 
 WHOLE = {"samples": None, "iterations": 100, "tolerance": 1e-12}
@@ -272,7 +275,50 @@ def test_the_trust_region_looks_at_other_samples_than_the_curvature():
         assert (front.from_back, back.from_back) == (False, True)
 
 
-def test_new_batch_norm_statistics_do_not_slip_past_the_safety_belt():
+def test_a_step_is_judged_with_the_statistics_that_belong_to_it():
+    """A tenth of the weights before a batch norm is the same function once its statistics are new, and not before."""
+    model = norm_net()
+    inputs = torch.randn(90, 4, generator=torch.Generator().manual_seed(3))
+    datasets = {
+        f"client-{number}": (part, (part.sum(dim=1) > 0).long()) for number, part in enumerate(inputs.split(30))
+    }
+    engine = LocalEngine(model, CrossEntropy(), datasets)
+    state = train(engine, Snapshot.of(model), TrainingPlan(rounds=3, epochs=2, batch_size=10, learning_rate=0.1))
+    parties = prepared(engine, state, Request.of("client-0"))
+    start = refreshed_buffers(engine, state.model, state, parties)
+    layers = start.layers()
+    parts = layers.unflatten(start.parameters)
+    step = layers.flatten({n: 0.9 * p if n.startswith("0.") else torch.zeros_like(p) for n, p in parts.items()})
+    options = dataclasses.replace(TRAJECTORY, samples=None)
+    anew = partial(refreshed_buffers, engine, state=state, parties=parties)
+    length, moved, losses = trust_region(engine, start, step, parties, options, 0.01, refreshed=anew)
+    assert length == 1.0
+    assert losses["retained_rise"] == pytest.approx(0.0, abs=0.01)
+    torch.testing.assert_close(moved.parameters, start.parameters - step)
+    torch.testing.assert_close(moved.buffers["1.running_mean"], 0.1 * start.buffers["1.running_mean"])
+    assert trust_region(engine, start, step, parties, options, 0.01)[0] != 1.0
+
+
+def test_statistics_are_estimated_on_as_many_samples_as_the_curvature_but_on_whole_batches():
+    chance = torch.Generator().manual_seed(4)
+    sizes = {"client-0": 40, "client-1": 400, "client-2": 40}
+    inputs = {name: torch.randn(size, 4, generator=chance) for name, size in sizes.items()}
+    engine = WatchedEngine(norm_net(), CrossEntropy(), {n: (x, (x.sum(dim=1) > 0).long()) for n, x in inputs.items()})
+    state = train(engine, Snapshot.of(norm_net()), TrainingPlan(rounds=2, epochs=1, batch_size=16, learning_rate=0.05))
+    engine.log.clear()
+    outcome = hf_kcu(engine, state, Request.of("client-0"), HfKcuOptions(samples=110))
+    assert outcome.succeeded
+    assert "correction" in outcome.details
+    asked = [{name: task.draw.size for name, task in tasks.items()} for tasks in engine.log if statistics_in(tasks)]
+    assert asked[0] == {"client-1": 100, "client-2": 16}  # by size 100 and 10, of which 10 are no batch
+
+
+def statistics_in(tasks):
+    return any(isinstance(task, NormStatistics) for task in tasks.values())
+
+
+@pytest.mark.parametrize("options", [TRAJECTORY, HfKcuOptions(), HfKcuOptions().with_recovery()], ids=lambda o: o.label)
+def test_new_batch_norm_statistics_do_not_slip_past_the_safety_belt(options):
     """Whatever the statistics do to it, a request that succeeds keeps the retained loss within tau at the end."""
     generator = torch.Generator().manual_seed(5)
     succeeded = 0
@@ -286,8 +332,7 @@ def test_new_batch_norm_statistics_do_not_slip_past_the_safety_belt():
         engine = LocalEngine(model, CrossEntropy(), datasets)
         plan = TrainingPlan(rounds=4, epochs=3, batch_size=8, learning_rate=0.1, seed=seed)
         state = train(engine, Snapshot.of(model), plan)
-        options = dataclasses.replace(TRAJECTORY, samples=None, tau=0.02)
-        outcome = hf_kcu(engine, state, Request.of("client-0"), options)
+        outcome = hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(options, samples=None, tau=0.02))
         inputs = torch.cat([datasets[f"client-{number}"][0] for number in (1, 2)])
         labels = torch.cat([datasets[f"client-{number}"][1] for number in (1, 2)])
         losses = [mean_loss(predict(model, s.model, inputs), labels) for s in (state, outcome.state)]

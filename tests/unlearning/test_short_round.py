@@ -138,13 +138,19 @@ def test_where_only_sums_are_seen_the_correction_stays():
 
 
 @pytest.mark.usefixtures("far")
-@pytest.mark.parametrize(
-    ("build", "changes"), [(norm_net, {}), (mlp, {"correction": False}), (mlp, {"scaling": "none"})]
-)
-def test_where_nothing_is_repaired_there_is_none(build, changes):
-    engine, state = trained(build)
+@pytest.mark.parametrize("changes", [{"correction": False}, {"scaling": "none"}])
+def test_where_nothing_is_repaired_there_is_none(changes):
+    engine, state = trained(mlp)
     details = hf_kcu(engine, state, LEAVER, dataclasses.replace(OPTIONS, **changes)).details
     assert not {"short_round", "correction"} & set(details)
+
+
+@pytest.mark.usefixtures("far")
+def test_with_batch_norm_the_correction_stays():
+    engine, state = trained(norm_net)
+    details = hf_kcu(engine, state, LEAVER, OPTIONS).details
+    assert "correction" in details
+    assert "short_round" not in details
 
 
 def test_strip_return_is_what_is_used():

@@ -220,7 +220,7 @@ class Client:
 
     @_perform.register
     def _(self, task: NormStatistics) -> Buffers:
-        available = self.data.available(task.exclude)
+        count, chosen = len(self.data.available(task.exclude)), self._drawn(task.draw, task.exclude)
         task.model.write_to(self._model)
         self._model.eval()  # dropout off: what is estimated is what evaluation will see, and nothing is random
         norms = self._norms()
@@ -230,11 +230,11 @@ class Client:
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over all batches
         with torch.no_grad():
-            for batch in self._batches(available, task.batch_size):
+            for batch in self._batches(chosen, task.batch_size):
                 self._model(self._take(batch)[0])
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        return Buffers(Snapshot.of(self._model).buffers, len(available), FORWARD_COST * len(available))
+        return Buffers(Snapshot.of(self._model).buffers, count, FORWARD_COST * len(chosen))
 
     def _norms(self, model: nn.Module | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
         modules = (model or self._model).modules()

@@ -146,11 +146,12 @@ class Losses:
 
 @dataclass(frozen=True, eq=False)
 class NormStatistics:
-    """Batch-norm statistics of the local data under the model."""
+    """Batch-norm statistics of the local data (or a draw of it) under the model."""
 
     model: Snapshot
     batch_size: int
     exclude: Indices = ()
+    draw: Draw | None = None
 
 
 Task = Train | Ascend | Gradient | CurvatureProduct | CurvatureFactors | LocalSolve | Losses | NormStatistics

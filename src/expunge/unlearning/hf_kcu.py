@@ -23,8 +23,8 @@ several local steps keep FedAvg from a stationary point; the trajectory source a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,10 +48,11 @@ from expunge.unlearning.influence import (
     owners_gradients,
     require_reachable,
     retained_gradient,
+    spread,
     survives,
 )
 from expunge.unlearning.preparation import away, memory_warnings, prepared
-from expunge.unlearning.recovery import has_statistics
+from expunge.unlearning.recovery import has_statistics, refreshed_buffers
 from expunge.unlearning.registry import Need, Outcome, register
 from expunge.unlearning.repair import FOLLOWING, followed, is_repaired, tries
 from expunge.unlearning.request import Parties, Request
@@ -89,12 +90,10 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             ):
                 for name in FOLLOWING:  # of a try that was given up
                     details.pop(name, None)
-                # Lines 17 and 18: adaptive scaling.
-                length, losses = _length(engine, model, steps[used], parties, options, allowed, lengths)
+                # Lines 17, 18, 23 and 24: adaptive scaling, and the update.
+                length, moved, losses = _moved(engine, state, model, steps[used], parties, options, allowed, lengths)
                 if length is None:
                     continue
-                # Lines 23 and 24: the update.
-                moved = model.moved(model.parameters - length * steps[used])
                 if not last:
                     break
                 # Not in the paper: what follows the step may repair what it has cost.
@@ -112,7 +111,6 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
                     "something of the data may be left; look at it beside a retrained model."
                 )
             model = moved
-        reason = reason or _final_refusal(options, details)
     if reason:
         return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
     warnings.extend(memory_warnings(parties, memory))
@@ -255,33 +253,29 @@ def _solve_on_server(
     return {options.filter: step}, None, record
 
 
-def _length(
+def _moved(
     engine: Engine,
+    state: ServerState,
     model: Snapshot,
     step: Tensor,
     parties: Parties,
     options: HfKcuOptions,
     allowed: float,
     lengths: tuple[tuple[float, ...], ...],
-) -> tuple[float | None, dict[str, float]]:
-    """The step's length t, by the chosen kind of adaptive scaling."""
+) -> tuple[float | None, Snapshot, dict[str, float]]:
+    """The step's length t, by the chosen kind of adaptive scaling, and the model after it."""
     if not bool(torch.isfinite(step).all()):
         raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
+    # Batch-norm statistics remember, too. They are estimated on as many samples as the curvature.
+    draws = spread(options, parties.retained, parties.counts)
+    anew = partial(refreshed_buffers, engine, state=state, parties=parties, draws=draws)
     if options.scaling == "trust-region":
-        return trust_region(engine, model, step, parties, options, allowed, lengths)
+        refreshed = anew if has_statistics(model) else None
+        return trust_region(engine, model, step, parties, options, allowed, lengths, refreshed)
+    length = 1.0
     if options.scaling == "norm" and options.curvature_of != "owners":
-        return adaptive_scale(step, model.parameters, options.beta), {}
-    return 1.0, {}
-
-
-def _final_refusal(options: HfKcuOptions, details: Mapping[str, Any]) -> str:
-    """The safety belt once more where batch-norm statistics were estimated anew: the line search used the old ones."""
-    if "retained_loss_at_the_end" not in details:
-        return ""
-    allowed = details["steps"][0]["retained_loss_before"] + options.steps * options.tau
-    if details["retained_loss_at_the_end"] <= allowed:
-        return ""
-    return "With new batch-norm statistics the retained loss rises beyond tau: the model is left as it was."
+        length = adaptive_scale(step, model.parameters, options.beta)
+    return length, anew(model.moved(model.parameters - length * step)), {}
 
 
 def _diagnosis(solution: Solution) -> dict[str, Any]:

@@ -57,9 +57,9 @@ class HfKcuOptions:
         negative_curvature: what CG does when it meets any.
         preconditioner_rank: products spent on a Nystrom sketch before CG; 0 is none.
         correction: whether a step of those who stay follows where the filtered step ended (correction.py), or a short
-            round of theirs where that was a long one (repair.py); it needs the trajectory source, kronecker factors,
-            the trust region and a model without batch norm, and is left out elsewhere, also where a recovery round
-            does the same with more.
+            round of theirs where that was a long one and the model has no batch norm (repair.py); it needs the
+            trajectory source, kronecker factors and the trust region, and is left out elsewhere, also where a recovery
+            round does the same with more.
         recovery: a round of the retained clients afterwards, or None.
         missing: what to do when a client that stays cannot be reached: ``refuse``, or ``leave-out``, which solves the
             problem of those who can be and says so.

@@ -167,12 +167,22 @@ def has_statistics(model: Snapshot) -> bool:
     return any("running_" in name for name in model.buffers)
 
 
-def refreshed_buffers(engine: Engine, model: Snapshot, state: ServerState, parties: Parties) -> Snapshot:
-    """Batch-norm statistics remember, too: they are estimated again from the clients that stay."""
+def refreshed_buffers(
+    engine: Engine,
+    model: Snapshot,
+    state: ServerState,
+    parties: Parties,
+    draws: Mapping[str, Draw | None] | None = None,
+) -> Snapshot:
+    """Batch-norm statistics remember, too: they are estimated again from the clients that stay, or draws of theirs."""
     if not has_statistics(model):
         return model
     batch_size = state.schedule.batch_size if state.schedule is not None else 64
-    tasks = {name: NormStatistics(model, batch_size, left_out) for name, left_out in parties.retained.items()}
+    tasks = {}
+    for name, left_out in parties.retained.items():
+        draw = draws[name] if draws is not None else None
+        whole = None if draw is None else replace(draw, size=max(draw.size, batch_size))  # a sample has no spread
+        tasks[name] = NormStatistics(model, batch_size, left_out, whole)
     replies = ask_each(engine, tasks, Buffers)
     buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
     return replace(model, buffers=buffers)

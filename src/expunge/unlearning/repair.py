@@ -25,9 +25,9 @@ from expunge.federation.tasks import Trained
 from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.preparation import forgotten_memory
-from expunge.unlearning.recovery import has_statistics, recovery_round, refreshed_buffers, short_draws, short_round
+from expunge.unlearning.recovery import has_statistics, recovery_round, short_draws, short_round
 from expunge.unlearning.request import Parties
-from expunge.unlearning.scaling import TRIES, lowest_loss, retained_loss
+from expunge.unlearning.scaling import TRIES, lowest_loss
 
 ROOM = 3.0
 """A step that a correction or a recovery follows may cost those who stay so many times tau at first."""
@@ -35,7 +35,7 @@ ROOM = 3.0
 FAR = 0.1
 """A step longer than this share of the model's own length is a long one."""
 
-FOLLOWING = ("recovery", "short_round", "correction", "retained_loss_at_the_end")
+FOLLOWING = ("recovery", "short_round", "correction")
 """Where the record says what followed the step."""
 
 RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -63,9 +63,8 @@ def is_repaired(state: ServerState, curvature: KroneckerCurvature | None, option
 
 
 def is_corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
-    """Whether a correction follows, or a short round: they need factors, a schedule and a model without batch norm."""
-    known = curvature is not None and state.schedule is not None
-    return known and options.may_correct and not has_statistics(state.model)
+    """Whether a correction follows, or a short round: they need factors and a schedule."""
+    return curvature is not None and state.schedule is not None and options.may_correct
 
 
 def followed(
@@ -78,12 +77,11 @@ def followed(
     losses: Mapping[str, float],
     details: dict[str, Any],
 ) -> tuple[Snapshot, Memory | None, float]:
-    """What follows the step: new batch-norm statistics, the others' vectors, a correction or a round of recovery.
+    """What follows the step: the others' vectors, a correction or a round of recovery.
 
     Returns:
         The model, the vectors, and what is left of the rise that the step has cost those who stay.
     """
-    model = refreshed_buffers(engine, model, state, parties)
     memory, risen = forgotten_memory(state, parties), losses.get("retained_rise", 0.0)
     schedule, record = state.schedule, None
     if options.recovery is not None:
@@ -91,18 +89,13 @@ def followed(
         model, memory, record = _recovered(engine, model, memory, updates, parties, options)
         details["recovery"] = record
     elif curvature is not None and schedule is not None and is_corrected(state, curvature, options):
-        if is_far(state.model, model) and not engine.sums_only:
+        if is_far(state.model, model) and not engine.sums_only and not has_statistics(model):
             model, memory, record = _after_a_long_step(engine, state, model, memory, schedule, parties, options)
             details["short_round"] = record
         if record is None or not record["length"]:
             model, record = corrected(engine, state.model, model, curvature, schedule, parties, options, risen)
             details["correction"] = record
-    risen += record["retained_rise"] if record is not None else 0.0
-    if options.scaling == "trust-region" and has_statistics(model):  # the line search used the old statistics
-        nowhere = torch.zeros_like(model.parameters)
-        details["retained_loss_at_the_end"] = retained_loss(engine, model, nowhere, (0.0,), parties, options).means[0]
-        risen = details["retained_loss_at_the_end"] - losses["retained_loss_before"]
-    return model, memory, risen
+    return model, memory, risen + (record["retained_rise"] if record is not None else 0.0)
 
 
 def is_far(remembers: Snapshot, model: Snapshot) -> bool:

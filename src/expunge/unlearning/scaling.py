@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,22 +55,41 @@ def trust_region(
     options: HfKcuOptions,
     allowed: float,
     tries: tuple[tuple[float, ...], ...] = TRIES,
-) -> tuple[float | None, dict[str, float]]:
+    refreshed: Callable[[Snapshot], Snapshot] | None = None,
+) -> tuple[float | None, Snapshot, dict[str, float]]:
     """The largest t with ``L_r(theta - t step) <= L_r(theta) + allowed``; None where no length is safe.
 
     The loss is taken on retained samples other than those that made the curvature, as far as there are others.
 
+    Args:
+        engine: reaches the clients.
+        model: theta.
+        step: what is subtracted at t = 1.
+        parties: who stays.
+        options: samples and seed.
+        allowed: how much the loss may rise.
+        tries: the lengths, those of a group in one message.
+        refreshed: gives a moved model its new batch-norm statistics, with which it is judged, one length at a time;
+            None where there are none.
+
     Returns:
-        The length, and the loss before and after.
+        The length, the very model that was judged, or that which was given, and the loss before and after.
     """
     before = math.nan
-    for lengths in tries:
-        loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
+    groups = tries if refreshed is None else tuple((length,) for group in tries for length in group)
+    for lengths in groups:
+        if refreshed is None:
+            loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
+        else:
+            judged = refreshed(model.moved(model.parameters - lengths[0] * step))
+            loss = _loss_of_both(engine, model, judged, parties, options)
         before = loss.means[0]
         for length, mean, rise in zip(lengths, loss.means[1:], loss.rises[1:], strict=True):
             if math.isfinite(before) and rise <= allowed:
-                return length, {"retained_loss_before": before, "retained_loss_after": mean, "retained_rise": rise}
-    return None, {"retained_loss_before": before, "retained_loss_after": before, "retained_rise": 0.0}
+                losses = {"retained_loss_before": before, "retained_loss_after": mean, "retained_rise": rise}
+                moved = judged if refreshed is not None else model.moved(model.parameters - length * step)
+                return length, moved, losses
+    return None, model, {"retained_loss_before": before, "retained_loss_after": before, "retained_rise": 0.0}
 
 
 def lowest_loss(
@@ -97,23 +116,44 @@ def retained_loss(
 
     It comes from the server's own data where there is some, else from the clients in one message.
     """
+    return combined(_checked(_told(engine, model, step, lengths, parties, options)).values())
+
+
+def _loss_of_both(
+    engine: Engine, model: Snapshot, moved: Snapshot, parties: Parties, options: HfKcuOptions
+) -> RetainedLoss:
+    """The loss of those who stay for two models whose statistics differ, too: a message each."""
+    nowhere = torch.zeros_like(model.parameters)
+    before = _checked(_told(engine, model, nowhere, (0.0,), parties, options))
+    after = _told(engine, moved, nowhere, (0.0,), parties, options)
+    return combined(replace(told, total=torch.cat([told.total, after[name].total])) for name, told in before.items())
+
+
+def _told(
+    engine: Engine, model: Snapshot, step: Tensor, lengths: tuple[float, ...], parties: Parties, options: HfKcuOptions
+) -> dict[str, Sum]:
+    """Each one's sum of losses at each length."""
     if engine.validation is not None:
         reply = engine.validation.perform(Losses(model, step, lengths))
         assert isinstance(reply, Sum)
         engine.cost.sample_gradients += reply.sample_gradients
-        return combined([reply])
+        return {"the server": reply}
     draws = spread(options, parties.retained, parties.counts, from_back=True)
     tasks = {name: Losses(model, step, lengths, draws[name], left_out) for name, left_out in parties.retained.items()}
-    replies = ask_each(engine, tasks, Sum)
+    return ask_each(engine, tasks, Sum)
+
+
+def _checked(replies: dict[str, Sum]) -> dict[str, Sum]:
+    """The same: what is not a number before any step is refused where others have numbers."""
     broken = [name for name, reply in replies.items() if not math.isfinite(reply.total[0])]
     if 0 < len(broken) < len(replies):
         raise NumericalError(
             f"Client {broken[0]!r} replied a loss that is NaN or infinite: the model is left as it was."
         )
-    return combined(list(replies.values()))
+    return replies
 
 
-def combined(replies: Sequence[Sum]) -> RetainedLoss:
+def combined(replies: Iterable[Sum]) -> RetainedLoss:
     """The mean over all samples, and its rise with nobody's own below the second lowest (of three or more clients).
 
     Example:
@@ -121,6 +161,7 @@ def combined(replies: Sequence[Sum]) -> RetainedLoss:
         >>> round(combined(told).rises[1], 4)
         0.1333
     """
+    replies = list(replies)
     totals = torch.stack([reply.total for reply in replies]).double().cpu()
     counts = torch.tensor([float(reply.count) for reply in replies], dtype=torch.float64)
     # What is NaN or infinite is not safe, not even where it is minus infinity.
