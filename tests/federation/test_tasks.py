@@ -436,6 +436,18 @@ class TestNormStatistics:
         reply = client_of(model, samples(5)).perform(NormStatistics(Snapshot.of(model), batch_size=4))
         assert torch.isfinite(reply.buffers["1.running_var"]).all()
 
+    def test_one_sample_has_none_and_the_models_own_are_used(self):
+        model = norm_net()
+        reply = client_of(model, samples(1)).perform(NormStatistics(Snapshot.of(model), batch_size=4))
+        assert all(torch.equal(reply.buffers[name], buffer) for name, buffer in model.named_buffers())
+        assert (reply.count, reply.sample_gradients) == (1, 0.0)
+
+    def test_what_overflows_is_said_by_name(self):
+        model, (inputs, labels) = norm_net(), samples(5)
+        client = client_of(model, (1e300 * inputs, labels))
+        with pytest.raises(NumericalError, match=r"statistics overflow at client .*left as it was"):
+            client.perform(NormStatistics(Snapshot.of(model), batch_size=4))
+
     def test_momentum_is_put_back(self):
         model = norm_net()
         client = client_of(model)

@@ -22,7 +22,7 @@ from expunge.unlearning.influence import causal_weights
 from expunge.unlearning.preparation import prepared
 from expunge.unlearning.recovery import Recovery, recovery_round, refreshed_buffers
 from expunge.unlearning.request import Request
-from expunge.unlearning.scaling import trust_region
+from expunge.unlearning.scaling import LENGTHS, trust_region
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
 
 WHOLE = {"samples": None, "iterations": 100, "tolerance": 1e-12}
@@ -310,7 +310,63 @@ def test_statistics_are_estimated_on_as_many_samples_as_the_curvature_but_on_who
     assert outcome.succeeded
     assert "correction" in outcome.details
     asked = [{name: task.draw.size for name, task in tasks.items()} for tasks in engine.log if statistics_in(tasks)]
-    assert asked[0] == {"client-1": 100, "client-2": 16}  # by size 100 and 10, of which 10 are no batch
+    assert asked[0] == {"client-1": 112, "client-2": 16}  # by size 100 and 10, filled up to whole batches
+
+
+def four_clients():
+    chance = torch.Generator().manual_seed(6)
+    model, marks = norm_net(), torch.randn(2, 4, generator=chance)
+    datasets = {}
+    for number in range(4):
+        labels = torch.randint(2, (48,), generator=chance)
+        datasets[f"client-{number}"] = (marks[labels] + torch.randn(48, 4, generator=chance), labels)
+    engine = WatchedEngine(model, CrossEntropy(), datasets)
+    state = train(engine, Snapshot.of(model), TrainingPlan(rounds=5, epochs=2, batch_size=16, learning_rate=0.1))
+    engine.log.clear()
+    return engine, state, prepared(engine, state, Request.of("client-0"))
+
+
+def test_with_batch_norm_every_length_is_tried_and_the_longest_safe_one_taken():
+    engine, state, parties = four_clients()
+    options = dataclasses.replace(TRAJECTORY, samples=None)
+    anew = partial(refreshed_buffers, engine, state=state, parties=parties)
+    step = 30 * state.memory.influence(("client-0",))
+
+    def search(allowed, *tries):
+        return trust_region(engine, state.model, step, parties, options, allowed, *tries, refreshed=anew)
+
+    rises = [search(math.inf, ((length,),))[2]["retained_rise"] for length in LENGTHS]
+    for rise in rises:
+        longest = next(length for length, own in zip(LENGTHS, rises, strict=True) if own <= rise)
+        length, moved, losses = search(rise)
+        assert (length, losses["retained_rise"]) == (longest, pytest.approx(rises[LENGTHS.index(longest)]))
+        torch.testing.assert_close(moved.parameters, state.model.parameters - length * step)
+        expected = anew(moved)
+        assert all(torch.equal(moved.buffers[name], expected.buffers[name]) for name in expected.buffers)
+    assert search(min(rises) - 1e-6)[:2] == (None, state.model)
+    engine.log.clear()
+    search(min(rises) - 1e-6)  # the model as it is was asked for once, and two messages for every length
+    assert len(engine.log) == 1 + 2 * len(LENGTHS)
+
+
+@pytest.mark.parametrize("scaling", ["norm", "none"])
+def test_without_a_belt_statistics_are_new_too(scaling):
+    engine, state, parties = four_clients()
+    options = dataclasses.replace(GRADIENT, scaling=scaling, samples=None)
+    outcome = hf_kcu(engine, state, Request.of("client-0"), options)
+    anew = refreshed_buffers(engine, outcome.state.model, state, parties)
+    for name, buffer in anew.buffers.items():
+        torch.testing.assert_close(outcome.state.model.buffers[name], buffer)
+    record = outcome.details["steps"][0]
+    moved = float((outcome.state.model.parameters - state.model.parameters).norm())
+    assert moved == pytest.approx(record["length"] * record["norm"], rel=1e-3)
+
+
+def test_forgotten_samples_do_not_enter_the_statistics():
+    engine, state, _ = four_clients()
+    hf_kcu(engine, state, Request.of(samples={"client-2": [0, 3]}), dataclasses.replace(GRADIENT, samples=40))
+    asked = [tasks["client-2"] for tasks in engine.log if statistics_in(tasks)]
+    assert {(task.exclude, task.draw.from_back) for task in asked} == {((0, 3), False)}
 
 
 def statistics_in(tasks):

@@ -259,13 +259,43 @@ class TestWithoutValidationData:
         # Its share is a quarter of those who stay, and what they gain at best can hide as much of what they lose.
         assert risen(build, outcome, honest) <= TAU / 0.7
 
+    @pytest.mark.parametrize("hostile", [False, True])
+    @pytest.mark.parametrize("options", [HfKcuOptions(), RECOVERING, GRADIENT], ids=lambda o: o.label)
+    def test_a_liar_that_tells_the_two_models_apart_hides_no_more(self, options, hostile):
+        given = trained(norm_net)[3].model.digest
+
+        def fall(task, reply):
+            if not isinstance(task, Losses):
+                return reply
+            height = 1e6 if task.model.digest == given else 0.0
+            return dataclasses.replace(reply, total=torch.cat([height * reply.total[:1], 0 * reply.total[1:]]))
+
+        lie = both(buffers(lambda b: 1000 + 1000 * b), fall) if hostile else fall
+        honest = [name for name in trained(norm_net)[1] if name not in (LEAVER, LIAR)]
+        options = dataclasses.replace(options, samples=None)
+        outcome, _ = outcome_of(norm_net, options, {LIAR: lie}, validation=False)
+        assert risen(norm_net, outcome, honest) <= TAU / 0.7
+
+    def test_a_loss_that_is_no_number_after_the_step_is_a_gentler_step_not_a_refusal(self):
+        given, seen = trained(norm_net)[3].model.digest, []
+
+        def broken(task, reply):
+            if isinstance(task, Losses) and task.model.digest != given and not seen:
+                seen.append(task)
+                return dataclasses.replace(reply, total=reply.total * math.nan)
+            return reply
+
+        outcome, _ = outcome_of(norm_net, HfKcuOptions(), {LIAR: broken}, validation=False)
+        assert outcome.succeeded
+        assert outcome.details["steps"][0]["filter"] == "damped"
+
     def test_statistics_that_turn_hostile_once_a_step_looked_safe_are_never_asked_for(self):
         """What is judged is what is delivered: each step's statistics are asked for once."""
         asked = []
 
         def watch(task, reply):
             if isinstance(task, NormStatistics):
-                asked.append(task.model.digest)
+                asked.append(tuple(task.model.parameters.tolist()))  # a digest would differ: buffers are in it
             return reply
 
         outcome, _ = outcome_of(norm_net, HfKcuOptions(), {LIAR: watch}, validation=False)

@@ -221,6 +221,8 @@ class Client:
     @_perform.register
     def _(self, task: NormStatistics) -> Buffers:
         count, chosen = len(self.data.available(task.exclude)), self._drawn(task.draw, task.exclude)
+        if len(chosen) == 1:  # one sample has no batch statistics: the model's own are used
+            return Buffers(dict(task.model.buffers), count, 0.0)
         task.model.write_to(self._model)
         self._model.eval()  # dropout off: what is estimated is what evaluation will see, and nothing is random
         norms = self._norms()
@@ -234,7 +236,13 @@ class Client:
                 self._model(self._take(batch)[0])
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        return Buffers(Snapshot.of(self._model).buffers, count, FORWARD_COST * len(chosen))
+        try:
+            buffers = Snapshot.of(self._model).buffers
+        except ModelError as problem:
+            raise NumericalError(
+                f"Batch-norm statistics overflow at client {self.data.name!r}: the model is left as it was."
+            ) from problem
+        return Buffers(buffers, count, FORWARD_COST * len(chosen))
 
     def _norms(self, model: nn.Module | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
         modules = (model or self._model).modules()

@@ -266,7 +266,7 @@ def _moved(
     """The step's length t, by the chosen kind of adaptive scaling, and the model after it."""
     if not bool(torch.isfinite(step).all()):
         raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
-    # Batch-norm statistics remember, too. They are estimated on as many samples as the curvature.
+    # Batch-norm statistics remember, too. They are estimated on as many samples as the curvature, in whole batches.
     draws = spread(options, parties.retained, parties.counts)
     anew = partial(refreshed_buffers, engine, state=state, parties=parties, draws=draws)
     if options.scaling == "trust-region":

@@ -40,8 +40,8 @@ class HfKcuOptions:
         iterations: k of conjugate gradient or Lanczos; kronecker has none.
         damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
         samples: how many retained samples the curvature uses, spread by client size, and how many others the trust
-            region looks at (a short round has its own); ``auto`` is a tenth of them, but 100 to 1000 (kronecker: all,
-            but at most 2000); None is all.
+            region looks at (a short round has its own, batch-norm statistics take whole batches); ``auto`` is a tenth
+            of them, but 100 to 1000 (kronecker: all, but at most 2000); None is all.
         filter: what is left of a pull along a direction of curvature e. ``damped`` is lambda/(e + lambda); ``rounds``
             the exact wearing-down of the rounds; ``between`` the mean of ``rounds`` and of ``damped`` with 5 lambda;
             ``auto`` is damped for krylov (by conjugate gradient, the others by Lanczos); for kronecker it is between,
@@ -144,7 +144,10 @@ class HfKcuOptions:
 
     @property
     def expected_rounds(self) -> int:
-        """Message rounds that this takes at most, batch-norm statistics aside; where vectors decide, with vectors."""
+        """Message rounds that this takes at most; where vectors decide, with vectors.
+
+        With batch norm it may be more: each length that is tried has its statistics, and a message for its losses.
+        """
         if self.curvature_of == "owners":
             each = 1
         elif self.solver == "kronecker" or (self.solver == "auto" and self.source != "gradient" and self.has_factors):

@@ -181,8 +181,9 @@ def refreshed_buffers(
     tasks = {}
     for name, left_out in parties.retained.items():
         draw = draws[name] if draws is not None else None
-        whole = None if draw is None else replace(draw, size=max(draw.size, batch_size))  # a sample has no spread
-        tasks[name] = NormStatistics(model, batch_size, left_out, whole)
+        if draw is not None:  # batches count alike, so a few samples that are left over would count too much
+            draw = replace(draw, size=batch_size * math.ceil(draw.size / batch_size))
+        tasks[name] = NormStatistics(model, batch_size, left_out, draw)
     replies = ask_each(engine, tasks, Buffers)
     buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
     return replace(model, buffers=buffers)

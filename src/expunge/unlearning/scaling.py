@@ -19,7 +19,8 @@ from expunge.unlearning.request import Parties
 
 LENGTHS = tuple(2.0 ** (-j / 2) for j in range(12))
 TRIES = (LENGTHS[:1], LENGTHS[1:4], LENGTHS[4:])
-"""Step lengths that the trust region tries, a message each: the whole step, which mostly is safe, a few, all others."""
+"""Step lengths that the trust region tries, a message for each group where there is no batch norm: the whole step,
+which mostly is safe, a few, all others."""
 
 
 def adaptive_scale(raw: Tensor, parameters: Tensor, beta: float) -> float:
@@ -76,13 +77,16 @@ def trust_region(
         The length, the very model that was judged, or that which was given, and the loss before and after.
     """
     before = math.nan
-    groups = tries if refreshed is None else tuple((length,) for group in tries for length in group)
-    for lengths in groups:
+    if refreshed is not None:
+        tries, nowhere = tuple((length,) for group in tries for length in group), torch.zeros_like(step)
+        given = _checked(_told(engine, model, nowhere, (0.0,), parties, options))
+    for lengths in tries:
         if refreshed is None:
             loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
         else:
             judged = refreshed(model.moved(model.parameters - lengths[0] * step))
-            loss = _loss_of_both(engine, model, judged, parties, options)
+            after = _told(engine, judged, nowhere, (0.0,), parties, options)
+            loss = combined(replace(told, total=torch.cat([told.total, after[n].total])) for n, told in given.items())
         before = loss.means[0]
         for length, mean, rise in zip(lengths, loss.means[1:], loss.rises[1:], strict=True):
             if math.isfinite(before) and rise <= allowed:
@@ -117,16 +121,6 @@ def retained_loss(
     It comes from the server's own data where there is some, else from the clients in one message.
     """
     return combined(_checked(_told(engine, model, step, lengths, parties, options)).values())
-
-
-def _loss_of_both(
-    engine: Engine, model: Snapshot, moved: Snapshot, parties: Parties, options: HfKcuOptions
-) -> RetainedLoss:
-    """The loss of those who stay for two models whose statistics differ, too: a message each."""
-    nowhere = torch.zeros_like(model.parameters)
-    before = _checked(_told(engine, model, nowhere, (0.0,), parties, options))
-    after = _told(engine, moved, nowhere, (0.0,), parties, options)
-    return combined(replace(told, total=torch.cat([told.total, after[name].total])) for name, told in before.items())
 
 
 def _told(
