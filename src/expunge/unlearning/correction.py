@@ -67,12 +67,7 @@ def corrected(
     fewer = replace(options, samples=None if options.samples is None else max(1, options.samples // 2))
     loss = retained_loss(engine, model, way, LENGTHS, parties, fewer)
     length = shortest(loss, LENGTHS, min(options.tau / 2, options.tau - risen - min(loss.rises)))
-    record = {
-        "length": length,
-        "retained_loss_before": loss.means[0],
-        "retained_loss_after": loss.means[LENGTHS.index(length)],
-        "retained_rise": loss.rises[LENGTHS.index(length)],
-    }
+    record = {"length": length, **loss.at(LENGTHS.index(length))}
     return (model.moved(model.parameters - length * way) if length else model), record
 
 

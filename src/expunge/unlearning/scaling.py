@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -47,6 +48,14 @@ class RetainedLoss:
     means: tuple[float, ...]
     rises: tuple[float, ...]
 
+    def at(self, number: int) -> dict[str, float]:
+        """For the record: the loss before, and at one of the lengths."""
+        return {
+            "retained_loss_before": self.means[0],
+            "retained_loss_after": self.means[number],
+            "retained_rise": self.rises[number],
+        }
+
 
 def trust_region(
     engine: Engine,
@@ -77,23 +86,40 @@ def trust_region(
         The length, the very model that was judged, or that which was given, and the loss before and after.
     """
     before = math.nan
-    if refreshed is not None:
-        tries, nowhere = tuple((length,) for group in tries for length in group), torch.zeros_like(step)
-        given = _checked(_told(engine, model, nowhere, (0.0,), parties, options))
-    for lengths in tries:
-        if refreshed is None:
-            loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
-        else:
-            judged = refreshed(model.moved(model.parameters - lengths[0] * step))
-            after = _told(engine, judged, nowhere, (0.0,), parties, options)
-            loss = combined(replace(told, total=torch.cat([told.total, after[n].total])) for n, told in given.items())
-        before = loss.means[0]
-        for length, mean, rise in zip(lengths, loss.means[1:], loss.rises[1:], strict=True):
-            if math.isfinite(before) and rise <= allowed:
-                losses = {"retained_loss_before": before, "retained_loss_after": mean, "retained_rise": rise}
-                moved = judged if refreshed is not None else model.moved(model.parameters - length * step)
-                return length, moved, losses
+    for length, moved, losses in _trials(engine, model, step, parties, options, tries, refreshed):
+        before = losses["retained_loss_before"]
+        if math.isfinite(before) and losses["retained_rise"] <= allowed:
+            return length, moved, losses
     return None, model, {"retained_loss_before": before, "retained_loss_after": before, "retained_rise": 0.0}
+
+
+def _trials(
+    engine: Engine,
+    model: Snapshot,
+    step: Tensor,
+    parties: Parties,
+    options: HfKcuOptions,
+    tries: tuple[tuple[float, ...], ...],
+    refreshed: Callable[[Snapshot], Snapshot] | None,
+) -> Iterator[tuple[float, Snapshot, dict[str, float]]]:
+    """Each length in turn with the model after it and the loss before and after; asked for when its turn comes."""
+
+    def moved(length: float) -> Snapshot:
+        return model.moved(model.parameters - length * step)
+
+    if refreshed is None:
+        for lengths in tries:
+            loss = retained_loss(engine, model, step, (0.0, *lengths), parties, options)
+            for number, length in enumerate(lengths, 1):
+                yield length, moved(length), loss.at(number)
+        return
+    nowhere = torch.zeros_like(step)
+    given = _checked(_told(engine, model, nowhere, (0.0,), parties, options))
+    for length in chain.from_iterable(tries):
+        judged = refreshed(moved(length))
+        after = _told(engine, judged, nowhere, (0.0,), parties, options)
+        both = [replace(told, total=torch.cat([told.total, after[name].total])) for name, told in given.items()]
+        yield length, judged, combined(both).at(1)
 
 
 def lowest_loss(
