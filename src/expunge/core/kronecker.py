@@ -10,6 +10,14 @@ an outer product of two small matrices, whose eigenvectors diagonalise it: any f
 with no solve. The gradients g are those of targets drawn from the model's own predictions, not of the labels: their
 mean square is the Gauss-Newton matrix. What is left out: the curvature between layers.
 
+That also takes positions for independent. Of a convolution's it is true enough, of a transformer's it is not: tokens
+and their gradients are much alike. With the means over its P positions taken out, a sample's gradient is, exactly,
+
+    sum of g a'  =  P mean(g) mean(a)'  +  sum of (g - mean(g)) (a - mean(a))',
+
+so a linear layer over tokens gets two such products (one alone saw down to a tenth of what there is). Their sum is
+taken by its diagonal in the eigenvectors of the summed factors.
+
 Training makes a classifier's outputs grow: at the end it is sure of what it has learnt, and there its loss is nearly
 flat, though it was not before. With ``smallest`` below 1 each sample's outputs are scaled by a factor drawn between it
 and 1, and the curvature in the outputs is that of the scaled ones; the layers below are taken as they are. That is a
@@ -41,15 +49,16 @@ PARTS = 40
 
 @dataclass(frozen=True)
 class Block:
-    """A layer whose curvature is a Kronecker product: its name, and the sides of its two factors.
+    """A layer whose curvature is a Kronecker product, or a sum of them: its name, and the sides of the two factors.
 
-    ``inputs`` counts the appended 1 where ``bias`` is True.
+    ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens.
     """
 
     name: str
     inputs: int
     outputs: int
     bias: bool
+    terms: int = 1
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -59,13 +68,13 @@ class Block:
 
     @property
     def numbers(self) -> int:
-        """How many numbers its two symmetric factors take."""
-        return _triangle(self.inputs) + _triangle(self.outputs)
+        """How many numbers its symmetric factors take."""
+        return self.terms * (_triangle(self.inputs) + _triangle(self.outputs))
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Means over samples, as one flat vector: of each block the two factors' triangles, then the diagonal, then l2."""
+    """Means over samples, as one flat vector: of each block its factors' triangles, then the diagonal, then l2."""
 
     values: Tensor
     blocks: tuple[Block, ...]
@@ -89,7 +98,7 @@ def kronecker_factors(
         >>> model = nn.Linear(2, 1, bias=False).eval()
         >>> found = kronecker_factors(model, Snapshot.of(model), torch.tensor([[1.0, 2.0]]), SquaredError())
         >>> found.blocks, found.values[:3]  # the triangle of a a'
-        ((Block(name='', inputs=2, outputs=1, bias=False),), tensor([1., 2., 4.]))
+        ((Block(name='', inputs=2, outputs=1, bias=False, terms=1),), tensor([1., 2., 4.]))
     """
     require_evaluation_mode(model)
     if not 0 < smallest <= 1:
@@ -122,7 +131,7 @@ class KroneckerCurvature:
         rest = [(name, size) for name, size in sizes.items() if name not in covered]
         expected = sum(block.numbers for block in factors.blocks) + sum(size for _, size in rest) + 1
         fits = factors.values.shape == (expected,) and all(
-            block.inputs * block.outputs == sum(sizes.get(name, 0) for name in block.parameters)
+            block.terms > 0 and block.inputs * block.outputs == sum(sizes.get(name, 0) for name in block.parameters)
             for block in factors.blocks
         )
         if not fits:
@@ -132,14 +141,15 @@ class KroneckerCurvature:
         self._bases: list[tuple[Block, Tensor, Tensor, Tensor]] = []
         at = 0
         for block in factors.blocks:
-            sides = []
-            for side in (block.inputs, block.outputs):
-                triangle = factors.values[at : at + _triangle(side)]
-                at += _triangle(side)
-                values, vectors = torch.linalg.eigh(_symmetric(triangle.double(), side))
-                sides.append((values.clamp(min=0.0), vectors.to(factors.values)))
-            (of_inputs, left), (of_outputs, right) = sides
-            self._bases.append((block, left, right, torch.outer(of_outputs, of_inputs)))
+            matrices: tuple[list[Tensor], list[Tensor]] = ([], [])
+            for _ in range(block.terms):
+                for side, found in zip((block.inputs, block.outputs), matrices, strict=True):
+                    triangle = factors.values[at : at + _triangle(side)]
+                    at += _triangle(side)
+                    found.append(_symmetric(triangle.double(), side))
+            (of_inputs, left), (of_outputs, right) = (_diagonalised(each) for each in matrices)
+            left, right = left.to(factors.values), right.to(factors.values)
+            self._bases.append((block, left, right, of_outputs.T @ of_inputs))
         self._diagonal = {}
         for name, size in rest:
             self._diagonal[name] = factors.values[at : at + size].double().clamp(min=0.0)
@@ -177,13 +187,15 @@ class _Pass:
     def __init__(self, model: nn.Module, snapshot: Snapshot, layout: Layout, sample: Tensor) -> None:
         self._model, self._snapshot = model, snapshot
         self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
-        self._layers = _called(model, self._layers_of(model, layout), self._tensors(), sample)
-        self.blocks = tuple(_block(name, layer) for name, layer in self._layers.items())
+        products = self._layers_of(model, layout)
+        terms = _terms(model, products, self._tensors(), sample)
+        self._layers = {name: layer for name, layer in products.items() if name in terms}
+        self.blocks = tuple(_block(name, layer, terms[name]) for name, layer in self._layers.items())
         covered = {name for block in self.blocks for name in block.parameters}
         self.others = [name for name, _ in layout.shapes if name not in covered]
         zero = snapshot.parameters.new_zeros
-        self._inputs = {block.name: zero(block.inputs, block.inputs) for block in self.blocks}
-        self._outputs = {block.name: zero(block.outputs, block.outputs) for block in self.blocks}
+        self._inputs = {block.name: zero(block.terms, block.inputs, block.inputs) for block in self.blocks}
+        self._outputs = {block.name: zero(block.terms, block.outputs, block.outputs) for block in self.blocks}
         self._squares = {name: torch.zeros_like(self._own[name]) for name in self.others}
         self._samples = 0
 
@@ -239,26 +251,36 @@ class _Pass:
     def _watch(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             rows = _positions(layer, inputs[0].detach())
-            self._inputs[name] += rows.T @ rows
-            positions = len(rows) / self._samples
+            for total, part in zip(self._inputs[name], self._apart(name, rows), strict=True):
+                total += part.T @ part
 
             def backward(gradient: Tensor) -> None:
                 columns = gradient.movedim(1, -1) if isinstance(layer, nn.Conv2d) else gradient
                 columns = columns.reshape(len(rows), -1)
-                self._outputs[name] += columns.T @ columns / positions
+                for total, part in zip(self._outputs[name], self._apart(name, columns), strict=True):
+                    total += part.T @ part / (len(part) / self._samples)
 
             # A tensor's own hook sees the gradient of this value even where a later layer works in place.
             outputs.register_hook(backward)  # type: ignore[no-untyped-call]
 
         return hook
 
+    def _apart(self, name: str, rows: Tensor) -> tuple[Tensor, ...]:
+        """The rows of all positions; of two terms, each sample's mean times the root of P, and the rows without it."""
+        if len(self._inputs[name]) == 1:
+            return (rows,)
+        rows = rows.reshape(self._samples, -1, rows.shape[1])
+        mean = rows.mean(dim=1, keepdim=True)
+        return mean.squeeze(1) * rows.shape[1] ** 0.5, (rows - mean).flatten(0, 1)
+
     def totals(self) -> list[Tensor]:
         """Sums over all samples so far, in the order of the flat vector."""
         found = []
         for block in self.blocks:
-            for matrix in (self._inputs[block.name], self._outputs[block.name]):
-                rows, columns = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
-                found.append(matrix[rows, columns])
+            for term in zip(self._inputs[block.name], self._outputs[block.name], strict=True):
+                for matrix in term:
+                    rows, columns = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
+                    found.append(matrix[rows, columns])
         return [*found, *(self._squares[name].flatten() for name in self.others)]
 
 
@@ -275,14 +297,21 @@ def _is_product(module: nn.Module) -> bool:
     )
 
 
-def _called(
+def _terms(
     model: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], tensors: dict[str, Tensor], sample: Tensor
-) -> dict[str, nn.Linear | nn.Conv2d]:
-    """Those layers that the forward pass calls; torch's attention uses the weights of one that it never calls."""
-    seen: set[str] = set()
+) -> dict[str, int]:
+    """How many terms each layer has that the forward pass calls; torch's attention has one that it never calls.
 
-    def noting(name: str) -> Callable[..., None]:
-        return lambda *_: seen.add(name)
+    Two where every call sees the one sample along the first dimension, and tokens of its along others.
+    """
+    found: dict[str, int] = {}
+
+    def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+            over_tokens = isinstance(layer, nn.Linear) and inputs[0].dim() > 2 and len(inputs[0]) == 1
+            found[name] = min(found.get(name, 2), 2 if over_tokens else 1)
+
+        return hook
 
     handles = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]
     try:
@@ -291,12 +320,12 @@ def _called(
     finally:
         for handle in handles:
             handle.remove()
-    return {name: layer for name, layer in layers.items() if name in seen}
+    return found
 
 
-def _block(name: str, layer: nn.Linear | nn.Conv2d) -> Block:
+def _block(name: str, layer: nn.Linear | nn.Conv2d, terms: int) -> Block:
     bias = layer.bias is not None
-    return Block(name, layer.weight[0].numel() + bias, len(layer.weight), bias)
+    return Block(name, layer.weight[0].numel() + bias, len(layer.weight), bias, terms)
 
 
 def _positions(layer: nn.Module, inputs: Tensor) -> Tensor:
@@ -308,6 +337,13 @@ def _positions(layer: nn.Module, inputs: Tensor) -> Tensor:
     else:
         rows = inputs.reshape(-1, inputs.shape[-1])
     return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1) if layer.bias is not None else rows
+
+
+def _diagonalised(matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Each one's diagonal in the eigenvectors of their sum, as rows, and those; of a single one, its eigenvalues."""
+    values, vectors = torch.linalg.eigh(torch.stack(matrices).sum(dim=0))
+    rows = [(vectors * (each @ vectors)).sum(dim=0) for each in matrices] if len(matrices) > 1 else [values]
+    return torch.stack(rows).clamp(min=0.0), vectors
 
 
 def _triangle(side: int) -> int:

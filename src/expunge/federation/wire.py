@@ -22,7 +22,7 @@ from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError
 from expunge.federation.tasks import Reply, Task
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Counted up whenever a site and a server of two versions would no longer understand each other."""
 
 MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(Task), *get_args(Reply))}
