@@ -355,19 +355,86 @@ def test_positions_are_told_from_samples_where_samples_come_first(shape, terms):
     torch.testing.assert_close(factors.values[:10], expected[tuple(torch.triu_indices(4, 4))])
 
 
-def test_a_layer_that_is_called_with_and_without_tokens_takes_them_for_independent():
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
+class Calls(nn.Module):
+    """A layer that is called as somebody else's code would."""
 
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.layer(self.layer(inputs).mean(dim=1))
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(3, 3), how
+        self.register_buffer("table", torch.randn(1, 5, 3, generator=seeded()))
 
-    model = Twice().double().eval()
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.how(self.layer, inputs, self.table)
+
+
+def trimmed(layer: nn.Module, inputs: Tensor, table: Tensor) -> Tensor:
+    """Tokens first, and no more of them than the longest sample has."""
+    longest = int((inputs != 0).any(dim=2).sum(dim=1).max())
+    return layer(inputs[:, :longest].transpose(0, 1)).mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda layer, inputs, table: layer(layer(inputs).mean(dim=1)),
+        lambda layer, inputs, table: layer(layer(inputs.mean(dim=1))[:, None] + inputs).mean(dim=1),
+        lambda layer, inputs, table: layer(layer(inputs)).mean(dim=1),
+        lambda layer, inputs, table: (inputs * layer(table)).sum(dim=1),
+        lambda layer, inputs, table: layer(inputs.flatten(0, 1)[None]).reshape(inputs.shape).mean(dim=1),
+        lambda layer, inputs, table: layer(inputs[:, :3].transpose(0, 1)).mean(dim=0),
+        trimmed,
+    ],
+    ids=[
+        "with tokens, then without",
+        "without, then with",
+        "twice",
+        "over what all samples share",
+        "all in a row",
+        "as many tokens as probes",
+        "the first sample has one token",
+    ],
+)
+def test_where_it_cannot_be_told_whose_a_token_is_positions_are_taken_for_independent(how):
+    model = Calls(how).double().eval()
     inputs = torch.randn(30, 5, 3, generator=seeded(), dtype=DOUBLE)
+    inputs[0, 1:] = 0
     (block,) = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError()).blocks
     assert block.terms == 1
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_torch_s_own_encoder_has_its_two_layers_over_tokens(padded):
+    """Without gradients it would take a fused path, with padding even through nested tensors."""
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(10, 4, padding_idx=0)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            padding = tokens == 0 if padded else None
+            return self.head(self.encoder(self.embedding(tokens), src_key_padding_mask=padding).mean(dim=1))
+
+    torch.manual_seed(0)
+    model = Text().eval()
+    tokens = torch.randint(1, 10, (20, 6), generator=seeded())
+    tokens[::2, 4:] = 0
+    factors = kronecker_factors(model, Snapshot.of(model), tokens, CrossEntropy())
+    terms = {block.name: block.terms for block in factors.blocks}
+    assert terms == {"encoder.layers.0.linear1": 2, "encoder.layers.0.linear2": 2, "head": 1}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_products_that_commute_are_exact_whichever_comes_first(order):
+    plain, full = torch.eye(2, dtype=DOUBLE), torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=DOUBLE)
+    pairs = [((full, full), (3 * plain, plain))[number] for number in order]  # one says nothing of the directions
+    corner = tuple(torch.triu_indices(2, 2))
+    values = torch.cat([*(matrix[corner] for pair in pairs for matrix in pair), torch.zeros(1, dtype=DOUBLE)])
+    layout = Layout.of(nn.Linear(2, 2, bias=False))
+    found = dense(KroneckerCurvature(Factors(values, (Block("", 2, 2, False, 2),)), layout), 4)
+    torch.testing.assert_close(found, sum(torch.kron(outputs, inputs) for inputs, outputs in pairs))
 
 
 def test_work_in_place_after_a_layer_changes_nothing():

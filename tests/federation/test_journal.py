@@ -141,6 +141,16 @@ def test_a_damaged_journal_is_refused(engine, journal, damage):
         JournaledEngine(engine, journal).ask(gradients())
 
 
+def test_a_journal_of_another_version_is_refused(engine, journal):
+    JournaledEngine(engine, journal).ask(gradients())
+    written = journal.read(0)
+    for packed in written.replies.values():
+        del packed.described["fields"]["blocks"]
+    journal.write(0, written)
+    with pytest.raises(DataError, match="of another version: delete it and start the request again"):
+        JournaledEngine(engine, journal).ask(gradients())
+
+
 def test_a_half_written_round_is_as_if_it_had_not_been(engine, journal):
     JournaledEngine(engine, journal).ask(gradients())
     (journal.folder / "0000.safetensors").rename(journal.folder / "0000.unfinished")

@@ -15,8 +15,9 @@ and their gradients are much alike. With the means over its P positions taken ou
 
     sum of g a'  =  P mean(g) mean(a)'  +  sum of (g - mean(g)) (a - mean(a))',
 
-so a linear layer over tokens gets two such products (one alone saw down to a tenth of what there is). Their sum is
-taken by its diagonal in the eigenvectors of the summed factors.
+so a linear layer over tokens gets two such products (one alone saw down to a tenth of what there is). What is left
+out: the curvature between the two, and of the second, which has P - 1 directions, one part in P. Their sum is taken
+by its diagonal in the eigenvectors of the summed factors.
 
 Training makes a classifier's outputs grow: at the end it is sure of what it has learnt, and there its loss is nearly
 flat, though it was not before. With ``smallest`` below 1 each sample's outputs are scaled by a factor drawn between it
@@ -42,9 +43,13 @@ from expunge.core.losses import Loss
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, NumericalError, RequestError
 
+Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+
 CHUNK = 250
 PARTS = 40
 """At least so many groups of samples estimate a diagonal."""
+PROBES = (1, 3)
+"""So many samples a pass to find out along which dimension a layer sees samples."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ class _Pass:
         self._model, self._snapshot = model, snapshot
         self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
         products = self._layers_of(model, layout)
-        terms = _terms(model, products, self._tensors(), sample)
+        terms = self._terms(products, sample)
         self._layers = {name: layer for name, layer in products.items() if name in terms}
         self.blocks = tuple(_block(name, layer, terms[name]) for name, layer in self._layers.items())
         covered = {name for block in self.blocks for name in block.parameters}
@@ -217,22 +222,44 @@ class _Pass:
                 found[name] = module
         return found
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**self._own, **self._snapshot.buffers}
+    def _terms(self, layers: dict[str, nn.Linear | nn.Conv2d], sample: Tensor) -> dict[str, int]:
+        """How many terms each layer has that the forward pass calls; torch's attention has one that it never calls.
+
+        Two where it is called once, with samples along the first dimension and tokens of theirs along others. A first
+        dimension of another meaning is of the right size for one number of samples at most, so two are tried.
+        """
+        seen: dict[str, list[bool]] = {}
+
+        def noting(name: str, count: int) -> Hook:
+            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+                over_tokens = isinstance(layer, nn.Linear) and inputs[0].dim() > 2 and len(inputs[0]) == count
+                seen.setdefault(name, []).append(over_tokens)
+
+            return hook
+
+        for count in PROBES:
+            several = sample.repeat(count, *[1] * (sample.dim() - 1))
+            self._forward(several, [(layer, noting(name, count)) for name, layer in layers.items()])
+        return {name: 2 if calls == [True] * len(PROBES) else 1 for name, calls in seen.items()}
+
+    def _forward(
+        self, inputs: Tensor, hooks: list[tuple[nn.Linear | nn.Conv2d, Hook]]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The outputs, with hooks on layers while they are made, and the tensors that they can be differentiated in."""
+        tensors = {name: part.clone().requires_grad_() for name, part in self._own.items()}
+        handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
+        try:
+            with differentiable_attention():
+                outputs = functional_call(self._model, {**tensors, **self._snapshot.buffers}, (inputs,))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return outputs, tensors
 
     def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator, smallest: float) -> None:
         """One more part of the data."""
         self._samples = len(inputs)
-        tensors = self._tensors()
-        for name in self._own:
-            tensors[name] = self._own[name].clone().requires_grad_()  # outputs must have a gradient to look at
-        handles = [layer.register_forward_hook(self._watch(name)) for name, layer in self._layers.items()]
-        try:
-            with differentiable_attention():
-                outputs = functional_call(self._model, tensors, (inputs,))
-        finally:
-            for handle in handles:
-                handle.remove()
+        outputs, tensors = self._forward(inputs, [(layer, self._watch(name)) for name, layer in self._layers.items()])
         scales = outputs.new_ones(len(inputs))
         if smallest < 1:
             chance = torch.rand(len(inputs), generator=generator, dtype=torch.float32)  # whatever the default is
@@ -243,12 +270,12 @@ class _Pass:
         # Divided by the scale again: what is wanted is the gradient in the outputs that are scaled, not in the others.
         total = torch.dot(signs * weights.sqrt() / scales, loss.per_sample(scaled, targets))
         # All parameters are asked for, so that the backward pass comes by every layer's hook.
-        gradients = torch.autograd.grad(total, [tensors[name] for name in self._own], allow_unused=True)
+        gradients = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
         for name, gradient in zip(self._own, gradients, strict=True):
             if name in self._squares and gradient is not None:
                 self._squares[name] += gradient.square()
 
-    def _watch(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def _watch(self, name: str) -> Hook:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             rows = _positions(layer, inputs[0].detach())
             for total, part in zip(self._inputs[name], self._apart(name, rows), strict=True):
@@ -295,32 +322,6 @@ def _is_product(module: nn.Module) -> bool:
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
     )
-
-
-def _terms(
-    model: nn.Module, layers: dict[str, nn.Linear | nn.Conv2d], tensors: dict[str, Tensor], sample: Tensor
-) -> dict[str, int]:
-    """How many terms each layer has that the forward pass calls; torch's attention has one that it never calls.
-
-    Two where every call sees the one sample along the first dimension, and tokens of its along others.
-    """
-    found: dict[str, int] = {}
-
-    def noting(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-            over_tokens = isinstance(layer, nn.Linear) and inputs[0].dim() > 2 and len(inputs[0]) == 1
-            found[name] = min(found.get(name, 2), 2 if over_tokens else 1)
-
-        return hook
-
-    handles = [layer.register_forward_hook(noting(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad(), differentiable_attention():
-            functional_call(model, tensors, (sample,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
 
 
 def _block(name: str, layer: nn.Linear | nn.Conv2d, terms: int) -> Block:

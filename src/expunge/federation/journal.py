@@ -185,7 +185,10 @@ def _asked(tasks: Mapping[str, Task]) -> str:
 
 
 def _reply(packed: Packed, device: torch.device) -> Reply:
-    reply = unpack(packed, device=device)
+    try:
+        reply = unpack(packed, device=device)
+    except DataError as problem:
+        raise DataError("The journal is of another version: delete it and start the request again.") from problem
     if not isinstance(reply, Reply):
         raise DataError(f"The journal holds a {type(reply).__name__} where a reply should be: delete it.")
     return reply
