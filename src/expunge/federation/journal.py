@@ -154,7 +154,7 @@ class JournaledEngine:
             )
         self._number += 1
         device = next(iter(tasks.values())).model.parameters.device
-        return {name: _reply(packed, device) for name, packed in finished.replies.items()}
+        return {name: self._reply(packed, device) for name, packed in finished.replies.items()}
 
     def _live(self, tasks: Mapping[str, Task], asked: str) -> Round:
         before, started = Cost(**asdict(self.cost)), time.perf_counter()
@@ -170,6 +170,18 @@ class JournaledEngine:
         self._journal.write(self._number, finished)
         return finished
 
+    def _reply(self, packed: Packed, device: torch.device) -> Reply:
+        try:
+            reply = unpack(packed, device=device)
+        except DataError as problem:
+            raise DataError(
+                f"The journal {self._journal.folder} is of another version: delete it and start the request again."
+            ) from problem
+        if not isinstance(reply, Reply):
+            kind = type(reply).__name__
+            raise DataError(f"The journal {self._journal.folder} holds a {kind} where a reply should be: delete it.")
+        return reply
+
     def _count(self, spent: Cost) -> None:
         self.cost.seconds += spent.seconds
         self.cost.sample_gradients += spent.sample_gradients
@@ -182,13 +194,3 @@ def _asked(tasks: Mapping[str, Task]) -> str:
     """A digest of who was asked what, in which order."""
     parts = [(name, pack(task, known=task.model.digest).digest) for name, task in tasks.items()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _reply(packed: Packed, device: torch.device) -> Reply:
-    try:
-        reply = unpack(packed, device=device)
-    except DataError as problem:
-        raise DataError("The journal is of another version: delete it and start the request again.") from problem
-    if not isinstance(reply, Reply):
-        raise DataError(f"The journal holds a {type(reply).__name__} where a reply should be: delete it.")
-    return reply
