@@ -15,8 +15,9 @@ from expunge.bench.results import Results, Series, environment
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.data import dirichlet
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.models import build
 
 

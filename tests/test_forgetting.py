@@ -11,8 +11,9 @@ from expunge import Memory, Recovery, forget
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import TRAJECTORY
 from expunge.unlearning.request import Request

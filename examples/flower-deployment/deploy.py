@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from expunge.errors import ExpungeError, RequestError
-from expunge.federation.flower.deployment import Deployment
-from expunge.federation.state_store import StateStore
+from expunge.federation.engines.flower.deployment import Deployment
+from expunge.federation.keeping.state_store import StateStore
 from expunge.progress import progress_bars
 from expunge.unlearning.registry import method
 

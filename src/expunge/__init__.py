@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 from expunge.errors import DataError, ExpungeError, ModelError, NumericalError, RequestError, SiteError
-from expunge.federation.memory import Memory
+from expunge.federation.keeping.memory import Memory
 from expunge.forgetting import forget
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.recovery import Recovery

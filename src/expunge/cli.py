@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import expunge
-from expunge.audit.verdict import RETRAINS
+from expunge.auditing.verdict import RETRAINS
 from expunge.bench.auditing import audit, retrain_more, retrain_options
 from expunge.bench.demo import SCENARIO, SEEDS, run_demo
 from expunge.bench.experiments import EXPERIMENTS, experiment
@@ -29,8 +29,9 @@ from expunge.bench.scenario import Scenario
 from expunge.bench.store import Store
 from expunge.data import DATASETS, Backdoor
 from expunge.errors import ExpungeError, RequestError
-from expunge.federation.fedavg import Keep, TrainingPlan, train
-from expunge.federation.files import require_new, require_writable
+from expunge.federation.keeping.files import require_new, require_writable
+from expunge.federation.training.fedavg import Keep, train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.models import MODELS
 from expunge.progress import progress_bars, watch_rounds
 from expunge.report import publish, publish_audit, terminal_audit, terminal_tables

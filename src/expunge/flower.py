@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from expunge.core.losses import as_loss
 from expunge.errors import ExpungeError, RequestError, SiteError
-from expunge.federation.client import Client
-from expunge.federation.flower.app import unlearnable, unlearning_mod
-from expunge.federation.flower.engine import FlowerEngine
-from expunge.federation.flower.recorder import Recorder
-from expunge.federation.flower.site import Site
-from expunge.federation.journal import Journal, JournaledEngine
-from expunge.federation.local_data import LocalData, MapStyleDataset
-from expunge.federation.state_store import StateStore
-from expunge.federation.wire import Packed
+from expunge.federation.engines.client import Client
+from expunge.federation.engines.flower.app import unlearnable, unlearning_mod
+from expunge.federation.engines.flower.engine import FlowerEngine
+from expunge.federation.engines.flower.recorder import Recorder
+from expunge.federation.engines.flower.site import Site
+from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.keeping.journal import Journal, JournaledEngine
+from expunge.federation.keeping.state_store import StateStore
+from expunge.federation.messages.wire import Packed
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome
 from expunge.unlearning.registry import method as registered

@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from expunge.audit.functional import predict
+from expunge.auditing.functional import predict
 from expunge.core.losses import CrossEntropy, Loss, as_loss
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
-from expunge.federation.fedavg import Schedule, ServerState
-from expunge.federation.local import LocalEngine
-from expunge.federation.local_data import LocalData, MapStyleDataset
-from expunge.federation.memory import Memory
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.plan import Schedule
 from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Outcome, method

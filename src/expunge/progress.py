@@ -18,8 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from expunge.federation.fedavg import Progress as Callback
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.training.fedavg import Progress as Callback
 
 FEWEST_STEPS = 4
 """Before so many are done, the time that is left is not known: side by side, the first ones end together."""

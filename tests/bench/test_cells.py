@@ -15,10 +15,11 @@ from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store
 from expunge.data import Backdoor
 from expunge.errors import RequestError
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.files import appear, tidy
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Gradient
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.files import appear, tidy
+from expunge.federation.messages.tasks import Gradient
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 
 SMOKE = scale_of("smoke")
 SCENARIO = SMOKE.base.with_seed(10)

@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from expunge.audit.functional import kl_divergence, logit_mse, parameter_gap
-from expunge.audit.membership import loss_threshold_attack
+from expunge.auditing.functional import kl_divergence, logit_mse, parameter_gap
+from expunge.auditing.membership import loss_threshold_attack
 from expunge.bench.evaluation import ALONE, BESIDE, Evaluation, Measured, compare, noise_ranges, retrain_noise
 from expunge.bench.results import MEASURES
 from expunge.bench.scenario import Scenario
 from expunge.data import Backdoor, stamp
 from expunge.errors import RequestError
-from expunge.federation.engine import Cost
-from expunge.federation.fedavg import TrainingPlan
+from expunge.federation.engines.engine import Cost
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.request import Request
 
 BACKDOOR = Backdoor(target=7, size=3, fraction=0.5, boost=2.0)

@@ -9,8 +9,9 @@ from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.run_folder import RunFolder, folder_name
 from expunge.bench.scenario import Scenario
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.files import require_new
+from expunge.federation.keeping.files import require_new
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain

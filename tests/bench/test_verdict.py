@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from expunge.audit.verdict import Verdict
+from expunge.auditing.verdict import Verdict
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
 from expunge.bench.store import Store
@@ -19,7 +19,7 @@ from expunge.bench.verdict import (
     count_verdicts,
     run_verdicts,
 )
-from expunge.federation.fedavg import train
+from expunge.federation.training.fedavg import train
 from expunge.unlearning.request import Request
 
 TRICKS = ["no-op", "wrong-sign", "one-epoch", "gradient-ascent", "roll-back", "masked-label"]

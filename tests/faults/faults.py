@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from expunge.federation.flower.deployment import Deployment
-from expunge.federation.journal import Journal
+from expunge.federation.engines.flower.deployment import Deployment
+from expunge.federation.keeping.journal import Journal
 
 GREETED = "Receiving: query.expunge_hello"
 ASKED = "Receiving: query.expunge_task"

@@ -15,8 +15,8 @@ import time
 import pytest
 import torch
 
-from expunge.federation.flower.deployment import Deployment
-from expunge.federation.state_store import StateStore
+from expunge.federation.engines.flower.deployment import Deployment
+from expunge.federation.keeping.state_store import StateStore
 from faults.faults import WAYS, Kill, Killer, random_kills, wait_for_rounds
 from flower.hospitals import APP, EXAMPLES, LEAVER, Hospitals, left_behind, weights_in
 

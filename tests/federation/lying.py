@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Reply, Task
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import Reply, Task
 
 Lie = Callable[[Task, Reply], Reply]
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.client import Client
-from expunge.federation.engine import MASKED, Cost, Engine
-from expunge.federation.tasks import CurvatureFactors, CurvatureProduct, Gradient, Losses, Reply, Sum, Task
+from expunge.federation.engines.client import Client
+from expunge.federation.engines.engine import MASKED, Cost, Engine
+from expunge.federation.messages.tasks import CurvatureFactors, CurvatureProduct, Gradient, Losses, Reply, Sum, Task
 
 Words = np.ndarray  # of uint64
 SUMMED = Gradient | CurvatureProduct | CurvatureFactors | Losses

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from expunge.core.vectors import Snapshot
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Reply, Task
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import Reply, Task
 
 FEATURES, CLASSES = 3, 3
 

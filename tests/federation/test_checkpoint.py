@@ -4,7 +4,7 @@ from safetensors.torch import load_file, save_file
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ModelError
-from expunge.federation.checkpoint import load_snapshot, save_snapshot
+from expunge.federation.keeping.checkpoint import load_snapshot, save_snapshot
 from federation.small import linear, mlp, norm_net
 
 

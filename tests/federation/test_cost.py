@@ -7,10 +7,9 @@ from torch import nn
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.engine import ask_each, ask_mean, measured
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import (
+from expunge.federation.engines.engine import ask_each, ask_mean, measured
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import (
     CurvatureProduct,
     Draw,
     Gradient,
@@ -21,6 +20,8 @@ from expunge.federation.tasks import (
     Trained,
     payload_bytes,
 )
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from federation.small import clients, linear, norm_net
 
 MODEL = 12 * 8  # a 3x3 linear layer with bias in float64

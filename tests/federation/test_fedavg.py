@@ -8,20 +8,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from expunge.core.losses import CrossEntropy, SquaredError
+from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, NumericalError, RequestError
-from expunge.federation.fedavg import (
-    Keep,
-    Schedule,
-    TrainingPlan,
-    _sample_clients,
-    aggregate,
-    average_buffers,
-    derived_seed,
-    train,
-)
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Train, Trained
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import Train, Trained
+from expunge.federation.training.fedavg import Keep, _sample_clients, aggregate, average_buffers, train
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from federation.small import (
     LINES,
     Watching,

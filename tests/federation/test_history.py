@@ -5,10 +5,11 @@ from safetensors.torch import save_file
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
-from expunge.federation.fedavg import Keep, TrainingPlan, train
-from expunge.federation.history import History
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Trained
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.history import History
+from expunge.federation.messages.tasks import Trained
+from expunge.federation.training.fedavg import Keep, train
+from expunge.federation.training.plan import TrainingPlan
 from federation.small import Watching, clients, linear, norm_net
 
 PLAN = TrainingPlan(rounds=5, epochs=1, batch_size=4, learning_rate=0.2)

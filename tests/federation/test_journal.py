@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, NumericalError, RequestError
-from expunge.federation.engine import Cost, measured
-from expunge.federation.journal import Journal, JournaledEngine
-from expunge.federation.tasks import Gradient, Losses
+from expunge.federation.engines.engine import Cost, measured
+from expunge.federation.keeping.journal import Journal, JournaledEngine
+from expunge.federation.messages.tasks import Gradient, Losses
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY
 from expunge.unlearning.request import Request
 from federation.small import Watching, clients, mlp

@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, RequestError
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.memory import Memory
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from federation.small import clients, linear, norm_net
 
 SIZE = 3

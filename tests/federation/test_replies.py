@@ -12,9 +12,9 @@ from expunge.core.krylov import Solution
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
-from expunge.federation.engine import ask_each, ask_factors, ask_mean
-from expunge.federation.replies import ABSURD, require_comparable
-from expunge.federation.tasks import (
+from expunge.federation.engines.engine import ask_each, ask_factors, ask_mean
+from expunge.federation.messages.replies import ABSURD, require_comparable
+from expunge.federation.messages.tasks import (
     Ascend,
     Buffers,
     CurvatureFactors,

@@ -7,8 +7,10 @@ from safetensors.torch import save_file
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, RequestError
-from expunge.federation.fedavg import Keep, TrainingPlan, train
-from expunge.federation.shards import Shard, Shards, divide, train_sharded
+from expunge.federation.keeping.shards import Shard, Shards
+from expunge.federation.training.fedavg import Keep, train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.sharded import divide, train_sharded, trained_from
 from expunge.models.ensemble import Ensemble
 from federation.small import LINES, Watching, clients, linear, norm_net, scalar_line
 
@@ -37,7 +39,7 @@ class TestByHand:
     def test_stages_go_on_from_each_other_and_keep_the_clients_before(self):
         step = TrainingPlan(rounds=1, epochs=1, batch_size=1000, learning_rate=0.1)
         engine = Watching(scalar_line(1, 0), SquaredError(), LINES)
-        shard = Shard((("ada",), ("bob",)), (Snapshot.of(scalar_line(1, 0)),), (step, step)).trained(engine, 0)
+        shard = trained_from(Shard((("ada",), ("bob",)), (Snapshot.of(scalar_line(1, 0)),), (step, step)), engine, 0)
         found = torch.stack([checkpoint.parameters for checkpoint in shard.checkpoints])
         expected = [[1.0, 0.0], [1.2, 0.2], [1.08, 0.2 + 0.28 / 3]]
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
@@ -192,6 +194,8 @@ class TestOnDisk:
 
 def test_nothing_is_recorded_inside(monkeypatch):
     keeps = []
-    monkeypatch.setattr("expunge.federation.shards.train", lambda *_, **kw: keeps.append(kw["keep"]) or train(*_, **kw))
+    monkeypatch.setattr(
+        "expunge.federation.training.sharded.train", lambda *_, **kw: keeps.append(kw["keep"]) or train(*_, **kw)
+    )
     sharded()
     assert set(keeps) == {Keep(vectors=False)}

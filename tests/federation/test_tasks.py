@@ -15,10 +15,10 @@ from expunge.core.kronecker import kronecker_factors
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
-from expunge.federation.client import CHUNK, Client
-from expunge.federation.local import LocalEngine
-from expunge.federation.local_data import LocalData
-from expunge.federation.tasks import (
+from expunge.federation.engines.client import CHUNK, Client
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.engines.local_data import LocalData
+from expunge.federation.messages.tasks import (
     Ascend,
     CurvatureFactors,
     CurvatureProduct,
@@ -573,7 +573,7 @@ def test_the_mean_does_not_depend_on_the_chunks(size):
 
 def test_batches_come_in_the_order_of_the_shuffle_however_many_are_looked_up_together(monkeypatch):
     def update(at_once):
-        monkeypatch.setattr("expunge.federation.client.BATCHES_AT_ONCE", at_once)
+        monkeypatch.setattr("expunge.federation.engines.client.BATCHES_AT_ONCE", at_once)
         client = Client(LocalData(clients(ada=41)["ada"], "ada"), mlp(), CrossEntropy())
         return client.perform(Train(Snapshot.of(mlp()), 2, 2, 0.5, 0))
 

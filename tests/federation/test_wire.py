@@ -15,8 +15,8 @@ from torch import Tensor
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError
-from expunge.federation.tasks import Draw, Gradient, Losses, Reply, Sum, Task, Train, Trained
-from expunge.federation.wire import MESSAGES, Packed, UnknownModelError, pack, unpack
+from expunge.federation.messages.tasks import Draw, Gradient, Losses, Reply, Sum, Task, Train, Trained
+from expunge.federation.messages.wire import MESSAGES, Packed, UnknownModelError, pack, unpack
 from federation.small import linear, norm_net
 
 TENSORS = [

@@ -10,11 +10,11 @@ from torch._dynamo.testing import CompileCounter
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
-from expunge.federation.client import Client
-from expunge.federation.local import LocalEngine
-from expunge.federation.local_data import LocalData
-from expunge.federation.tasks import Draw, Train
-from expunge.federation.workbench import Workbench, can_record, side_by_side, weighted_loss
+from expunge.federation.engines.client import Client
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.engines.local_data import LocalData
+from expunge.federation.engines.workbench import Workbench, can_record, side_by_side, weighted_loss
+from expunge.federation.messages.tasks import Draw, Train
 from federation.small import clients, mlp, norm_net
 
 COUNTS = {"ada": 9, "bob": 11, "cyd": 4, "dan": 17}

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.federation import journal as journal_module
-from expunge.federation.engine import Cost, Engine
-from expunge.federation.fedavg import ServerState, TrainingPlan, train
-from expunge.federation.journal import Journal, JournaledEngine
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.engine import Cost, Engine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping import journal as journal_module
+from expunge.federation.keeping.journal import Journal, JournaledEngine
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import TRAJECTORY, HfKcuOptions
 from expunge.unlearning.request import Request

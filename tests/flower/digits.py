@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.data.datasets import load
-from expunge.federation.engine import Engine
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.flower.site import Site
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.engine import Engine
+from expunge.federation.engines.flower.site import Site
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.models.digits import DigitsNet
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import TRAJECTORY
@@ -65,7 +66,7 @@ def simulate(folder: Path) -> None:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from expunge.federation.flower.engine import FlowerEngine
+    from expunge.federation.engines.flower.engine import FlowerEngine
     from flower.grid import site_app
 
     app = ServerApp()

@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from expunge.bench.scales import LEAVER
 from expunge.bench.scenario import Scenario
 from expunge.data import Backdoor
-from expunge.federation.fedavg import TrainingPlan
+from expunge.federation.training.plan import TrainingPlan
 from flower.grid import InProcessGrid, Node
 from flower_app import client_app, server_app
 

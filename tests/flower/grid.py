@@ -15,7 +15,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from expunge.federation.flower.site import HELLO, TASK, Site, answer_hello, answer_task
+from expunge.federation.engines.flower.site import HELLO, TASK, Site, answer_hello, answer_task
 
 SUPERLINK = 1
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.state_store import Book, StateStore
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state_store import Book, StateStore
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from flower_app import task

@@ -18,8 +18,8 @@ from flwr.serverapp.strategy import FedAvg
 from expunge.bench.demo import run_demo
 from expunge.bench.results import Results
 from expunge.core.losses import CrossEntropy
-from expunge.federation.local import LocalEngine
-from expunge.federation.state_store import StateStore
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state_store import StateStore
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from flower.example import EXAMPLE, HOSPITALS, SMALL, TrainingGrid

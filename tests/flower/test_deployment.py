@@ -8,10 +8,10 @@ import time
 import pytest
 
 from expunge.errors import RequestError
-from expunge.federation.flower import deployment as flower_deployment
-from expunge.federation.flower.deployment import Deployment
-from expunge.federation.flower.keys import make_site_keys
-from expunge.federation.flower.processes import RETRY
+from expunge.federation.engines.flower import deployment as flower_deployment
+from expunge.federation.engines.flower.deployment import Deployment
+from expunge.federation.engines.flower.keys import make_site_keys
+from expunge.federation.engines.flower.processes import RETRY
 from flower.hospitals import APP, EXAMPLES, LEAVER, Hospitals, left_behind, relative_difference, weights_in
 
 

@@ -19,15 +19,16 @@ from expunge import errors
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ModelError, RequestError, SiteError
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.flower import members
-from expunge.federation.flower import site as flower_site
-from expunge.federation.flower.engine import FlowerEngine
-from expunge.federation.flower.records import NAME, TENSORS
-from expunge.federation.flower.site import HELLO, TASK, Site
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import CurvatureProduct, Gradient, payload_bytes
-from expunge.federation.wire import WIRE_VERSION
+from expunge.federation.engines.flower import members
+from expunge.federation.engines.flower import site as flower_site
+from expunge.federation.engines.flower.engine import FlowerEngine
+from expunge.federation.engines.flower.records import NAME, TENSORS
+from expunge.federation.engines.flower.site import HELLO, TASK, Site
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import CurvatureProduct, Gradient, payload_bytes
+from expunge.federation.messages.wire import WIRE_VERSION
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from federation.small import clients, linear, mlp, norm_net, samples
 from flower import digits
 from flower.grid import InProcessGrid, Node, site_app

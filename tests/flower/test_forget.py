@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 
 from expunge.core.losses import CrossEntropy
 from expunge.errors import DataError, RequestError, SiteError
-from expunge.federation.flower.site import HELLO
-from expunge.federation.local import LocalEngine
-from expunge.federation.state_store import StateStore
+from expunge.federation.engines.flower.site import HELLO
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state_store import StateStore
 from expunge.flower import Site, abandon, forget, resume, unlearnable
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request

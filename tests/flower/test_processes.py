@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from expunge.federation.flower import processes as flower_processes
-from expunge.federation.flower.processes import Program, Supervised
+from expunge.federation.engines.flower import processes as flower_processes
+from expunge.federation.engines.flower.processes import Program, Supervised
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from torch import nn
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ModelError, RequestError
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.state_store import StateStore
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state_store import StateStore
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.flower import Recorder, Site, unlearnable, unlearning_mod
 from federation.small import Pairs, clients, mlp, norm_net
 from flower.example import TrainingGrid

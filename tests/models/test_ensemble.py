@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from expunge.audit.functional import predict
+from expunge.auditing.functional import predict
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import ModelError
 from expunge.models.ensemble import Ensemble, joined

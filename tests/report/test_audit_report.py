@@ -8,10 +8,10 @@ import pytest
 from matplotlib import pyplot
 from rich.console import Console
 
-from audit.synthetic import observed, retrained, trained
-from expunge.audit.comparison import Scores, beside_retrained
-from expunge.audit.evidence import Evidence
-from expunge.audit.verdict import Judgement, Verdict, judge
+from auditing.synthetic import observed, retrained, trained
+from expunge.auditing.comparison import Scores, beside_retrained
+from expunge.auditing.evidence import Evidence
+from expunge.auditing.verdict import Judgement, Verdict, judge
 from expunge.bench.auditing import Audit, MethodAudit
 from expunge.bench.results import Results, Row
 from expunge.errors import DataError, RequestError

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from expunge.audit.functional import causal_faithfulness
+from expunge.auditing.functional import causal_faithfulness
 from expunge.core.bounds import cg_rate, iterations_for
 from expunge.models import build
 from expunge.report.columns import measure

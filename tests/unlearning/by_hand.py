@@ -10,9 +10,10 @@ from torch import nn
 
 from expunge.core.losses import SquaredError
 from expunge.core.vectors import Snapshot
-from expunge.federation.fedavg import Schedule, ServerState
-from expunge.federation.local import LocalEngine
-from expunge.federation.memory import Memory
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.plan import Schedule
 
 RATE = 0.1
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from expunge.core.losses import CrossEntropy, Loss, SquaredError, objective
 from expunge.core.vectors import Layout, Snapshot
-from expunge.federation.fedavg import Schedule, ServerState
-from expunge.federation.local import LocalEngine
-from expunge.federation.memory import Memory
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.plan import Schedule
 
 
 @dataclass

@@ -10,9 +10,11 @@ from torch import nn
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, RequestError
-from expunge.federation.fedavg import Keep, ServerState, TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.shards import train_sharded
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import Keep, train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.sharded import train_sharded
 from expunge.unlearning.registry import Outcome, methods
 from expunge.unlearning.request import Request
 from federation.small import clients, digest, linear, mlp, norm_net

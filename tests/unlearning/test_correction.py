@@ -8,9 +8,10 @@ import torch
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Draw, Gradient, Losses, Train
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import Draw, Gradient, Losses, Train
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.correction import LENGTHS, corrected, correction, shortest
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions

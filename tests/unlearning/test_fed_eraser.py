@@ -7,9 +7,11 @@ from torch import nn
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import RequestError
-from expunge.federation.fedavg import Keep, Schedule, ServerState, TrainingPlan, train
-from expunge.federation.history import History
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.history import History
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import Keep, train
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.unlearning.fed_eraser import FedEraserOptions, calibrated, fed_eraser
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request

@@ -8,7 +8,7 @@ from torch import nn
 
 from expunge.core.vectors import Layout
 from expunge.errors import RequestError
-from expunge.federation.engine import Cost
+from expunge.federation.engines.engine import Cost
 from expunge.models.cnn import CNN
 from expunge.models.resnet import ResNet18
 from expunge.models.vit import ViTLite

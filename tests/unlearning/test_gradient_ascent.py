@@ -8,7 +8,7 @@ from torch import nn
 
 from expunge.core.vectors import Layout
 from expunge.errors import ModelError, RequestError
-from expunge.federation.fedavg import ServerState
+from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.gradient_ascent import GradientAscentOptions, gradient_ascent
 from expunge.unlearning.projected_gradient_ascent import (
     ProjectedGradientAscentOptions,

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from expunge.audit.functional import mean_loss, predict
+from expunge.auditing.functional import mean_loss, predict
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.memory import Memory
-from expunge.federation.tasks import CurvatureProduct, LocalSolve, Losses, NormStatistics
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import CurvatureProduct, LocalSolve, Losses, NormStatistics
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions, component_ablation
 from expunge.unlearning.influence import causal_weights

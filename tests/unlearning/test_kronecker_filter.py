@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import ModelError, RequestError
-from expunge.federation.engine import ask_factors
-from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.memory import Memory
-from expunge.federation.tasks import CurvatureFactors, Draw
+from expunge.federation.engines.engine import ask_factors
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import CurvatureFactors, Draw
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.unlearning import influence
 from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu import hf_kcu

@@ -5,8 +5,10 @@ import torch
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.federation.fedavg import ServerState, TrainingPlan, train
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.models import InBfloat16, ResNet18, ViTLite
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request

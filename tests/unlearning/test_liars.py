@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from expunge.audit.functional import mean_loss, predict
+from expunge.auditing.functional import mean_loss, predict
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, NumericalError
-from expunge.federation.fedavg import TrainingPlan, train
-from expunge.federation.tasks import FORWARD_COST, Buffers, Losses, NormStatistics, Sum, Trained
+from expunge.federation.messages.tasks import FORWARD_COST, Buffers, Losses, NormStatistics, Sum, Trained
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.forgetting import forget
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions

@@ -11,10 +11,12 @@ from torch import nn
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.engine import MASKED, ask_mean
-from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Gradient, Losses, Train
+from expunge.federation.engines.engine import MASKED, ask_mean
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Gradient, Losses, Train
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions
 from expunge.unlearning.request import Request

@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.fedavg import TrainingPlan, aggregate, train
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.training.fedavg import aggregate, train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY
 from expunge.unlearning.recovery import Recovery, recovery_round, strip_return

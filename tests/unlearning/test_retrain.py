@@ -6,8 +6,10 @@ import torch
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.fedavg import Keep, ServerState, TrainingPlan, train
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import Keep, train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain
 from federation.small import clients, linear

@@ -9,9 +9,10 @@ import torch
 
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
-from expunge.federation.fedavg import Schedule, TrainingPlan, train
-from expunge.federation.local import LocalEngine
-from expunge.federation.tasks import Draw, Losses, Train
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import Draw, Losses, Train
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.influence import kronecker_curvature

@@ -6,8 +6,11 @@ import torch
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.fedavg import ServerState, TrainingPlan, train
-from expunge.federation.shards import Shard, Shards, train_sharded
+from expunge.federation.keeping.shards import Shard, Shards
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.sharded import train_sharded, trained_from
 from expunge.models.ensemble import Ensemble
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
@@ -24,8 +27,8 @@ def line():
 def two_shards():
     """Shard 0 has the slices ada, bob; shard 1 has cyd. Every stage is one step from (1, 0) on, see test_shards."""
     start = Snapshot.of(scalar_line(1, 0))
-    first = Shard((("ada",), ("bob",)), (start,), (STEP, STEP)).trained(line(), 0)
-    second = Shard((("cyd",),), (start,), (STEP,)).trained(line(), 0)
+    first = trained_from(Shard((("ada",), ("bob",)), (start,), (STEP, STEP)), line(), 0)
+    second = trained_from(Shard((("cyd",),), (start,), (STEP,)), line(), 0)
     shards = Shards((first, second))
     return ServerState(shards.model, STEP.schedule({"ada": 1, "bob": 2, "cyd": 3}), shards=shards)
 

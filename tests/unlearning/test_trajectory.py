@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from expunge.core.losses import SquaredError
-from expunge.federation.fedavg import Schedule
-from expunge.federation.memory import Memory
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.training.plan import Schedule
 from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY
 from expunge.unlearning.request import Request

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from expunge.core.seeds import derived_seed
 from expunge.errors import RequestError
-from expunge.federation.client import Client
-from expunge.federation.engine import Cost, Engine
-from expunge.federation.fedavg import derived_seed
-from expunge.federation.tasks import Gradient, Reply, Sum, Task
+from expunge.federation.engines.client import Client
+from expunge.federation.engines.engine import Cost, Engine
+from expunge.federation.messages.tasks import Gradient, Reply, Sum, Task
 
 
 def _random(honest: Tensor, chance: torch.Generator) -> Tensor:

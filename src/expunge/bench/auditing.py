@@ -16,20 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from expunge.audit.comparison import Comparison, Scores, beside_retrained
-from expunge.audit.convexity import no_certificate
-from expunge.audit.evidence import Evidence, Outputs, gather
-from expunge.audit.lira import lira
-from expunge.audit.rmia import rmia
-from expunge.audit.verdict import RETRAINS, Judgement
+from expunge.auditing.comparison import Comparison, Scores, beside_retrained
+from expunge.auditing.convexity import no_certificate
+from expunge.auditing.evidence import Evidence, Outputs, gather
+from expunge.auditing.lira import lira
+from expunge.auditing.rmia import rmia
+from expunge.auditing.verdict import RETRAINS, Judgement
 from expunge.bench.evaluation import Evaluation, Measured
 from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder, Tried
 from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
-from expunge.federation.engine import Cost
-from expunge.federation.fedavg import Keep, Progress, ServerState, derived_seed
+from expunge.core.seeds import derived_seed
+from expunge.federation.engines.engine import Cost
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import Keep, Progress
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain
@@ -129,7 +131,7 @@ def audit(folder: RunFolder, name: str, federation: Federation) -> Audit:
         evidence = _evidence(folder, federation, evaluation, trained, before, after, own, request)
         methods[own.method] = MethodAudit(judgement, attacks, tuple(evidence))
     reason = no_certificate(federation.model, CrossEntropy())
-    certificate = reason or "A certificate is possible: see expunge.audit.certificate."
+    certificate = reason or "A certificate is possible: see expunge.auditing.certificate."
     return Audit(results, methods, scores, weights, certificate)
 
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from expunge.bench.adversary import Tampering
 from expunge.bench.scenario import Scenario, SwitchableEngine
 from expunge.bench.settings import Contender, Forget
+from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
-from expunge.federation.engine import Cost, Engine, measured
-from expunge.federation.fedavg import Keep, ServerState, derived_seed, train
-from expunge.federation.shards import train_sharded
-from expunge.federation.tasks import CurvatureProduct, Draw, Gradient, Train
-from expunge.federation.workbench import SIDE_BY_SIDE
+from expunge.federation.engines.engine import Cost, Engine, measured
+from expunge.federation.engines.workbench import SIDE_BY_SIDE
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import CurvatureProduct, Draw, Gradient, Train
+from expunge.federation.training.fedavg import Keep, train
+from expunge.federation.training.sharded import train_sharded
 from expunge.unlearning.recovery import SMALLER
 from expunge.unlearning.registry import Method, method
 from expunge.unlearning.retrain import RetrainOptions, retrain

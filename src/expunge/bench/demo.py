@@ -22,12 +22,13 @@ from expunge.bench.store import Store, built
 from expunge.bench.workers import one_by_one
 from expunge.data import Backdoor
 from expunge.errors import RequestError
-from expunge.federation.fedavg import Progress, TrainingPlan
+from expunge.federation.training.fedavg import Progress
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import RECOVERY
 
 if TYPE_CHECKING:  # Flower is installed on request only
-    from expunge.federation.flower.engine import FlowerEngine
-    from expunge.federation.flower.site import Site
+    from expunge.federation.engines.flower.engine import FlowerEngine
+    from expunge.federation.engines.flower.site import Site
 
 EngineName = Literal["local", "flower-simulation"]
 
@@ -83,7 +84,7 @@ def run_demo(
 
 def flower_site(scenario: str, number: int) -> Site:
     """One client of a scenario as a site of a Flower federation."""
-    from expunge.federation.flower.site import Site
+    from expunge.federation.engines.flower.site import Site
 
     federation = built(scenario)
     name = federation.scenario.names[number]
@@ -93,7 +94,7 @@ def flower_site(scenario: str, number: int) -> Site:
 def _make_in_flower(setting: Setting, folder: Path, progress: Progress | None) -> None:
     """Train, retrain and forget for one seed on simulated nodes; what is made waits in the folder to be measured."""
     try:
-        from expunge.federation.flower.simulation import simulated
+        from expunge.federation.engines.flower.simulation import simulated
     except ImportError as problem:
         raise RequestError("Flower is not installed: pip install 'expunge[flower]'.") from problem
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expunge.audit.backdoor import asr_reduction, attack_success_rate
-from expunge.audit.comparison import Scores
-from expunge.audit.functional import (
+from expunge.auditing.backdoor import asr_reduction, attack_success_rate
+from expunge.auditing.comparison import Scores
+from expunge.auditing.functional import (
     accuracy,
     accuracy_gap,
     agreement,
@@ -25,15 +25,15 @@ from expunge.audit.functional import (
     parameter_gap,
     predict,
 )
-from expunge.audit.measures import Observed
-from expunge.audit.membership import loss_threshold_attack, matched_weights
-from expunge.audit.signals import membership_scores
-from expunge.audit.verdict import Judgement, judge
+from expunge.auditing.measures import Observed
+from expunge.auditing.membership import loss_threshold_attack, matched_weights
+from expunge.auditing.signals import membership_scores
+from expunge.auditing.verdict import Judgement, judge
 from expunge.bench.results import Row
 from expunge.bench.scenario import Federation
 from expunge.core.vectors import Snapshot
 from expunge.data import stamp
-from expunge.federation.engine import Cost
+from expunge.federation.engines.engine import Cost
 from expunge.unlearning.request import Request
 
 ALONE = ("test_accuracy", "forget_accuracy", "forget_loss", "asr", "mia_auc", "mia_success")

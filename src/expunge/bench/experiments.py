@@ -19,7 +19,7 @@ from expunge.core.bounds import cg_rate
 from expunge.data import Backdoor
 from expunge.data.backdoor import Corner
 from expunge.errors import RequestError
-from expunge.federation.fedavg import Progress
+from expunge.federation.training.fedavg import Progress
 from expunge.unlearning.hf_kcu_options import GRADIENT, component_ablation
 
 DEFAULT = Contender("hf-kcu")

@@ -21,7 +21,7 @@ from expunge.bench.results import Row, Series, environment, plain
 from expunge.bench.settings import Contender, Setting
 from expunge.bench.store import Store
 from expunge.errors import DataError
-from expunge.federation.files import read_json, write_whole
+from expunge.federation.keeping.files import read_json, write_whole
 
 FORMAT = 2
 """Of what is measured; after a change in a measure it is another one, and everything is measured again."""

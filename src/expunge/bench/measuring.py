@@ -15,7 +15,7 @@ from expunge.bench.scenario import Federation
 from expunge.bench.settings import Contender, Setting, together
 from expunge.bench.store import Kept, Store
 from expunge.core.vectors import Snapshot
-from expunge.federation.engine import Cost
+from expunge.federation.engines.engine import Cost
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 

@@ -16,7 +16,7 @@ import torch
 
 import expunge
 from expunge.errors import DataError, RequestError
-from expunge.federation.files import write_whole
+from expunge.federation.keeping.files import write_whole
 
 Noise = dict[str, dict[str, float]]
 

@@ -23,11 +23,12 @@ from expunge.bench.results import Results, Row, environment
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError
-from expunge.federation.checkpoint import load_snapshot
-from expunge.federation.engine import Cost
-from expunge.federation.fedavg import Schedule, ServerState
-from expunge.federation.files import appear, load_state, read_json, require_new, save_state
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.engine import Cost
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.checkpoint import load_snapshot
+from expunge.federation.keeping.files import appear, load_state, read_json, require_new, save_state
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.plan import Schedule
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
 

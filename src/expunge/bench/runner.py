@@ -23,7 +23,7 @@ from expunge.bench.store import Store
 from expunge.bench.workers import Workers, one_by_one, side_by_side
 from expunge.data import is_there, load
 from expunge.errors import RequestError
-from expunge.federation.fedavg import Progress
+from expunge.federation.training.fedavg import Progress
 from expunge.unlearning.registry import method
 
 

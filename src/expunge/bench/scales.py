@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from expunge.bench.scenario import Scenario
 from expunge.data import Backdoor, is_there
 from expunge.errors import RequestError
-from expunge.federation.fedavg import TrainingPlan
+from expunge.federation.training.plan import TrainingPlan
 
 Name = Literal["smoke", "small", "paper"]
 SCALES: tuple[Name, ...] = get_args(Name)

@@ -16,9 +16,9 @@ from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
 from expunge.data import Backdoor, ImageDataset, dirichlet, load, poison
 from expunge.errors import DataError, ModelError, RequestError
-from expunge.federation.engine import Engine
-from expunge.federation.fedavg import TrainingPlan
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.engine import Engine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.training.plan import TrainingPlan
 from expunge.models import build
 from expunge.models.ensemble import Ensemble
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from expunge.bench.scenario import Federation, Scenario
+from expunge.core.seeds import derived_seed
 from expunge.errors import RequestError
-from expunge.federation.fedavg import derived_seed
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, method
 from expunge.unlearning.request import Request

@@ -23,9 +23,18 @@ import expunge
 from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCell, ShardedCell, TrainedCell
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.errors import RequestError
-from expunge.federation.engine import Cost
-from expunge.federation.fedavg import Schedule, ServerState
-from expunge.federation.files import appear, load_state, read_json, require_writable, save_state, tidy, write_whole
+from expunge.federation.engines.engine import Cost
+from expunge.federation.keeping.files import (
+    appear,
+    load_state,
+    read_json,
+    require_writable,
+    save_state,
+    tidy,
+    write_whole,
+)
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.plan import Schedule
 
 FORMAT = 1
 """Of the folder; another one is refused."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from expunge.audit.functional import accuracy, predict
-from expunge.audit.measures import POINT
-from expunge.audit.tricks import early_plan, most_frequent, relearning_epochs, tricks
-from expunge.audit.verdict import RETRAINS, Verdict
+from expunge.auditing.functional import accuracy, predict
+from expunge.auditing.measures import POINT
+from expunge.auditing.tricks import early_plan, most_frequent, relearning_epochs, tricks
+from expunge.auditing.verdict import RETRAINS, Verdict
 from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.measuring import Part
@@ -30,8 +30,10 @@ from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.data import Backdoor
-from expunge.federation.fedavg import Progress, ServerState, TrainingPlan
-from expunge.federation.local import LocalEngine
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import Progress
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.request import Request
 
 SEEDS = tuple(range(10, 110))

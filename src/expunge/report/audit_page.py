@@ -8,10 +8,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from expunge.audit.comparison import Comparison
-from expunge.audit.equivalence import Finding
-from expunge.audit.intervals import Interval
-from expunge.audit.membership import Attack
+from expunge.auditing.comparison import Comparison
+from expunge.auditing.equivalence import Finding
+from expunge.auditing.intervals import Interval
+from expunge.auditing.membership import Attack
 from expunge.bench.auditing import Audit, MethodAudit
 from expunge.report.audit_plots import audit_figures
 from expunge.report.audit_text import (

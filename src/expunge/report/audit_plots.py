@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from sklearn.metrics import roc_curve
 
-from expunge.audit.comparison import Scores
-from expunge.audit.intervals import placements
-from expunge.audit.signals import Floats
+from expunge.auditing.comparison import Scores
+from expunge.auditing.intervals import placements
+from expunge.auditing.signals import Floats
 from expunge.bench.auditing import Audit
 from expunge.report.audit_text import NO_RETRAINS, strongest_attack
 from expunge.report.audit_verdict import verdict_plot

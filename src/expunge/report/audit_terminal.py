@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from expunge.audit.comparison import Comparison
+from expunge.auditing.comparison import Comparison
 from expunge.bench.auditing import Audit
 from expunge.report.audit_text import mean_auc, mean_tpr, power_sentences, strongest_attack, verdict_kind
 from expunge.report.layout import method_name

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import fmean
 
-from expunge.audit.equivalence import Finding
-from expunge.audit.intervals import Interval
-from expunge.audit.measures import POINT
-from expunge.audit.membership import Attack
-from expunge.audit.verdict import Verdict
+from expunge.auditing.equivalence import Finding
+from expunge.auditing.intervals import Interval
+from expunge.auditing.measures import POINT
+from expunge.auditing.membership import Attack
+from expunge.auditing.verdict import Verdict
 from expunge.bench.auditing import Audit
 from expunge.report.measures import MISSING
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from expunge.audit.equivalence import Finding
-from expunge.audit.verdict import Judgement
+from expunge.auditing.equivalence import Finding
+from expunge.auditing.verdict import Judgement
 from expunge.report.audit_text import in_order, interval_text
 from expunge.report.layout import method_name
 from expunge.report.palette import BAND, FAINT, FONT, INK, NOISE, write_instead
@@ -28,7 +28,7 @@ def verdict_plot(method: str, judgement: Judgement) -> Figure:
     Every measure is on one axis: 0 is the mean of the retrained models, 1 the edge of the bar.
 
     Example:
-        >>> from expunge.audit.verdict import Verdict
+        >>> from expunge.auditing.verdict import Verdict
         >>> verdict_plot("hf-kcu", Judgement(Verdict.UNDECIDED, "Too few.")).axes[0].texts[0].get_text()
         'Too few.'
     """

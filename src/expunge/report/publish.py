@@ -8,7 +8,7 @@ from pathlib import Path
 from expunge.bench.auditing import Audit
 from expunge.bench.results import Results, plain
 from expunge.errors import RequestError
-from expunge.federation.files import write_whole
+from expunge.federation.keeping.files import write_whole
 from expunge.report.audit_page import write_audit
 from expunge.report.audit_plots import audit_figures
 from expunge.report.csv import write_csv

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
-from expunge.federation.engine import Engine
-from expunge.federation.fedavg import Schedule
+from expunge.federation.engines.engine import Engine
+from expunge.federation.training.plan import Schedule
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.influence import retained_gradient, spread
 from expunge.unlearning.recovery import strip_return

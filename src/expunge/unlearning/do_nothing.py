@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from expunge.federation.engine import Cost, Engine
-from expunge.federation.fedavg import ServerState
+from expunge.federation.engines.engine import Cost, Engine
+from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
 from expunge.unlearning.registry import Outcome, register
 from expunge.unlearning.request import Request

@@ -27,11 +27,13 @@ from torch import Tensor
 
 from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.engine import Engine, ask_each, measured
-from expunge.federation.fedavg import ServerState, TrainingPlan, average_buffers
-from expunge.federation.history import History, StoredRound
-from expunge.federation.memory import Memory
-from expunge.federation.tasks import Trained
+from expunge.federation.engines.engine import Engine, ask_each, measured
+from expunge.federation.keeping.history import History, StoredRound
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Trained
+from expunge.federation.training.fedavg import average_buffers
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.recovery import refreshed_buffers
 from expunge.unlearning.registry import Outcome, register
 from expunge.unlearning.request import Parties, Request

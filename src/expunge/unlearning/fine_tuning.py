@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from expunge.core.seeds import derived_seed
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, measured
-from expunge.federation.fedavg import ServerState, derived_seed
-from expunge.federation.tasks import Draw
+from expunge.federation.engines.engine import Engine, measured
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Draw
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
 from expunge.unlearning.recovery import Recovery, fedavg_rounds, retained_round, taken
 from expunge.unlearning.registry import Outcome, register

@@ -15,11 +15,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, ask_each, measured
-from expunge.federation.fedavg import ServerState, TrainingPlan, aggregate, derived_seed
-from expunge.federation.tasks import Ascend, Trained
+from expunge.federation.engines.engine import Engine, ask_each, measured
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Ascend, Trained
+from expunge.federation.training.fedavg import aggregate
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.influence import require_reachable
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
 from expunge.unlearning.recovery import Recovery, refreshed_buffers

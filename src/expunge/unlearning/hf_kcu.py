@@ -34,9 +34,9 @@ from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.krylov import Solution
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
-from expunge.federation.engine import Engine, ask_each, measured
-from expunge.federation.fedavg import ServerState
-from expunge.federation.tasks import LocalSolve, Solved
+from expunge.federation.engines.engine import Engine, ask_each, measured
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import LocalSolve, Solved
 from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, UNFILTERED, HfKcuOptions
 from expunge.unlearning.influence import (
     Influence,

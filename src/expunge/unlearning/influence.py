@@ -12,11 +12,12 @@ from torch import Tensor
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.krylov import Product, Solution, conjugate_gradient, lanczos
 from expunge.core.preconditioner import nystrom
+from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, ask_each, ask_factors, ask_mean
-from expunge.federation.fedavg import Schedule, derived_seed
-from expunge.federation.tasks import CurvatureFactors, CurvatureProduct, Draw, Gradient, Indices, Sum
+from expunge.federation.engines.engine import Engine, ask_each, ask_factors, ask_mean
+from expunge.federation.messages.tasks import CurvatureFactors, CurvatureProduct, Draw, Gradient, Indices, Sum
+from expunge.federation.training.plan import Schedule
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.request import Parties
 

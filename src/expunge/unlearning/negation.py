@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from expunge.core.vectors import Layout, Snapshot
-from expunge.federation.engine import Engine, measured
-from expunge.federation.fedavg import ServerState
+from expunge.federation.engines.engine import Engine, measured
+from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
 from expunge.unlearning.recovery import Recovery, fedavg_rounds, refreshed_buffers
 from expunge.unlearning.registry import Outcome, register

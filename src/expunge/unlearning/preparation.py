@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine
-from expunge.federation.fedavg import ServerState
-from expunge.federation.memory import Memory
+from expunge.federation.engines.engine import Engine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.request import Parties, Request
 
 

@@ -27,11 +27,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, ask_each, measured
-from expunge.federation.fedavg import ServerState, TrainingPlan, derived_seed
-from expunge.federation.tasks import Train, Trained
+from expunge.federation.engines.engine import Engine, ask_each, measured
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Train, Trained
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.gradient_ascent import ascended, require_positive
 from expunge.unlearning.influence import require_reachable
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared

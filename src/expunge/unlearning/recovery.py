@@ -11,10 +11,12 @@ from torch import Tensor
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, ask_each
-from expunge.federation.fedavg import Schedule, ServerState, TrainingPlan, aggregate, average_buffers
-from expunge.federation.memory import Memory
-from expunge.federation.tasks import Buffers, Draw, Indices, NormStatistics, Trained
+from expunge.federation.engines.engine import Engine, ask_each
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Buffers, Draw, Indices, NormStatistics, Trained
+from expunge.federation.training.fedavg import aggregate, average_buffers
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.unlearning.request import Parties
 
 PART, SMALLER = 3, 4

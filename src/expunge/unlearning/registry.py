@@ -17,9 +17,9 @@ from typing import Any, Literal
 from torch import nn
 
 from expunge.errors import RequestError
-from expunge.federation.engine import Cost, Engine
-from expunge.federation.fedavg import ServerState
-from expunge.federation.memory import Memory
+from expunge.federation.engines.engine import Cost, Engine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.request import Request
 
 RECOVERY = "+recovery"

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
-from expunge.federation.engine import Engine
-from expunge.federation.fedavg import Schedule, ServerState, aggregate
-from expunge.federation.memory import Memory
-from expunge.federation.tasks import Trained
+from expunge.federation.engines.engine import Engine
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Trained
+from expunge.federation.training.fedavg import aggregate
+from expunge.federation.training.plan import Schedule
 from expunge.unlearning.correction import corrected
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.preparation import forgotten_memory

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import SupportsIndex
 
 from expunge.errors import RequestError
-from expunge.federation.tasks import Indices
+from expunge.federation.messages.tasks import Indices
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, measured
-from expunge.federation.fedavg import KEEP_VECTORS, Keep, Progress, ServerState, TrainingPlan, train
+from expunge.federation.engines.engine import Engine, measured
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import KEEP_VECTORS, Keep, Progress, train
+from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import Outcome, register
 from expunge.unlearning.request import Request
 

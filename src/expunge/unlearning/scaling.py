@@ -12,8 +12,8 @@ from torch import Tensor
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
-from expunge.federation.engine import Engine, ask_each
-from expunge.federation.tasks import Losses, Sum
+from expunge.federation.engines.engine import Engine, ask_each
+from expunge.federation.messages.tasks import Losses, Sum
 from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.influence import spread
 from expunge.unlearning.request import Parties

@@ -15,9 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from expunge.errors import RequestError
-from expunge.federation.engine import Engine, measured
-from expunge.federation.fedavg import Progress, ServerState
-from expunge.federation.shards import Shard, Shards, in_all
+from expunge.federation.engines.engine import Engine, measured
+from expunge.federation.keeping.shards import Shard, Shards
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.fedavg import Progress
+from expunge.federation.training.sharded import in_all, trained_from
 from expunge.unlearning.registry import Outcome, register
 from expunge.unlearning.request import Parties, Request
 
@@ -60,7 +62,7 @@ def sisa(engine: Engine, state: ServerState, request: Request, options: SisaOpti
     progress = in_all(options.progress, rounds)
     with measured(engine) as cost:
         for index, stage in again.items():
-            left[index] = left[index].trained(engine, stage, progress)
+            left[index] = trained_from(left[index], engine, stage, progress)
     shards = Shards(tuple(left.values()))
     details = {
         "shards": len(shards.shards),

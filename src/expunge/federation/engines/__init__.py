@@ -1,0 +1,1 @@
+"""How work reaches the clients: in this process, or through Flower."""

@@ -1,0 +1,332 @@
+"""A client: the only code that ever sees raw data. It does the tasks that it is asked to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator
+from functools import partial, singledispatchmethod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from expunge.core.curvature import Curvature, Kind, differentiable_attention
+from expunge.core.kronecker import kronecker_factors
+from expunge.core.krylov import conjugate_gradient
+from expunge.core.losses import Loss, objective
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import ModelError, NumericalError, RequestError
+from expunge.federation.engines.local_data import LocalData
+from expunge.federation.engines.workbench import WeightMean, Workbench, side_by_side
+from expunge.federation.messages.tasks import (
+    FORWARD_COST,
+    PRODUCT_COST,
+    Ascend,
+    Buffers,
+    CurvatureFactors,
+    CurvatureProduct,
+    Draw,
+    Gradient,
+    Indices,
+    LocalSolve,
+    Losses,
+    NormStatistics,
+    Reply,
+    Solved,
+    Sum,
+    Task,
+    Train,
+    Trained,
+)
+
+CHUNK = 256
+
+BATCHES_AT_ONCE = 16
+"""Training batches that are looked up together."""
+
+
+class Client:
+    """Does tasks on local data.
+
+    Args:
+        data: the client's own samples.
+        model: any module, to work with: its weights are overwritten by those that come with a task.
+        loss: the training loss.
+        boost: factor by which a malicious client multiplies its updates; 1 for an honest one.
+        budget_bytes: how much may be kept between curvature products.
+
+    Example:
+        >>> from expunge.core.losses import CrossEntropy
+        >>> model = nn.Linear(2, 2)
+        >>> data = LocalData((torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)), "ada")
+        >>> client = Client(data, model, CrossEntropy())
+        >>> client.perform(Gradient(Snapshot.of(model))).count
+        4
+    """
+
+    def __init__(
+        self, data: LocalData, model: nn.Module, loss: Loss, *, boost: float = 1.0, budget_bytes: int = 2 << 30
+    ) -> None:
+        self.data = data
+        self._model = model
+        self._loss = loss
+        self._boost = boost
+        self._budget_bytes = budget_bytes
+        self._layout = Layout.of(model)
+        self._curvature: tuple[object, Curvature] | None = None
+
+    def perform(self, task: Task) -> Reply:
+        """Do one task."""
+        if task.model.parameters.numel() != self._layout.size:
+            sent = task.model.parameters.numel()
+            raise ModelError(f"The task's model has {sent} parameters where this client's has {self._layout.size}.")
+        return self._perform(task)
+
+    @singledispatchmethod
+    def _perform(self, task: Task) -> Reply:
+        raise TypeError(f"No client knows the task {type(task).__name__}.")
+
+    @_perform.register
+    def _(self, task: Train) -> Trained:
+        bench = Workbench(self._model, self._loss, record=False)
+        with torch.random.fork_rng(devices=_devices(task.model.parameters)):
+            torch.manual_seed(task.seed)  # of what is random in the model
+            return side_by_side([bench], {self.data.name: partial(self.training, task)})[self.data.name]
+
+    def training(self, task: Train, bench: Workbench) -> Generator[None, None, Trained]:
+        """Local training on a bench, a step at a time, so that clients can take turns."""
+        chosen = self._drawn(task.draw, task.exclude)
+        task.model.write_to(bench.model)
+        bench.model.train()
+        if len(chosen) == 1:  # one sample has no batch statistics: the model's own are used
+            for norm in self._norms(bench.model):
+                norm.eval()
+        steps, chance = 0, torch.Generator().manual_seed(task.seed)
+        half = task.epochs * len(self._batches(chosen, task.batch_size)) // 2
+        trained = (weight for weight in bench.model.parameters() if task.averaged and weight.requires_grad)
+        later = [WeightMean(weight) for weight in trained]
+        for _ in range(task.epochs):
+            order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
+            for inputs, targets in self._taken(self._batches(chosen[order], task.batch_size)):
+                bench.step(inputs, targets, task.batch_size, task.learning_rate)
+                steps += 1
+                if steps > half:
+                    for mean in later:
+                        mean.add()
+                yield
+        for mean in later:
+            mean.take()
+        count, cost = len(self.data) - len(set(task.exclude)), float(len(chosen) * task.epochs)
+        try:
+            after = Snapshot.of(bench.model)
+        except ModelError as problem:
+            if task.averaged:
+                return Trained(torch.zeros_like(task.model.parameters), task.model.buffers, count, steps, cost)
+            raise NumericalError(
+                f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."
+            ) from problem
+        update = self._boost * (after.parameters - task.model.parameters)
+        return Trained(update, after.buffers, count, steps, cost)
+
+    @_perform.register
+    def _(self, task: Ascend) -> Trained:
+        chosen = self.data.available() if task.only is None else self.data.checked(task.only)
+        self._model.eval()  # its batches must not enter the batch-norm statistics, and one sample has none
+        start = now = task.model.parameters
+        steps, cost, chance = 0, 0.0, torch.Generator().manual_seed(task.seed)
+        orders = (torch.randperm(len(chosen), generator=chance).to(chosen.device) for _ in range(task.epochs))
+        for batch in (batch for order in orders for batch in torch.split(chosen[order], task.batch_size)):
+            gradient = self._ascent_gradient(task, now, batch)
+            if gradient is None:
+                cost += FORWARD_COST * len(batch)
+                break
+            norm = float(torch.linalg.vector_norm(gradient))
+            if task.max_norm is not None and norm > task.max_norm:
+                gradient = gradient * (task.max_norm / norm)
+            way = now + task.learning_rate * gradient - start
+            length = float(torch.linalg.vector_norm(way))
+            if task.radius is not None and length > task.radius:
+                way = way * (task.radius / length)
+            now, steps, cost = start + way, steps + 1, cost + len(batch)
+        if not bool(torch.isfinite(now).all()):
+            raise NumericalError(f"The ascent overflowed at client {self.data.name!r}: lower the learning rate.")
+        return Trained(now - start, dict(task.model.buffers), len(chosen), steps, cost)
+
+    def _ascent_gradient(self, task: Ascend, at: Tensor, batch: Tensor) -> Tensor | None:
+        """Where the batch's loss rises, or None where the accuracy has fallen far enough."""
+        inputs, targets = self._take(batch)
+        leaf = at.detach().requires_grad_()
+        outputs = functional_call(self._model, {**self._layout.unflatten(leaf), **task.model.buffers}, (inputs,))
+        if task.stop_accuracy is not None:
+            if outputs.dim() != 2 or targets.is_floating_point():
+                raise RequestError("Only classes have an accuracy to stop at: choose stop_accuracy=None.")
+            if float((outputs.argmax(dim=1) == targets).double().mean()) < task.stop_accuracy:
+                return None
+        losses = self._loss.per_sample(outputs, targets)
+        raised = torch.log1p(-torch.exp(-losses) / 2) if task.bounded else losses
+        return torch.autograd.grad(raised.mean(), leaf)[0]
+
+    @_perform.register
+    def _(self, task: Gradient) -> Sum:
+        if task.only is not None:
+            chosen = self.data.checked(task.only)
+            count = len(chosen)
+        else:
+            chosen, count = self._drawn(task.draw, task.exclude), len(self.data.available(task.exclude))
+        return Sum(self._gradient(task.model, chosen) * count, count, float(len(chosen)))
+
+    @_perform.register
+    def _(self, task: CurvatureProduct) -> Sum:
+        count = len(self.data.available(task.exclude))
+        curvature = self._curvature_at(task.model, task.kind, task.draw, task.exclude)
+        total = torch.stack([curvature @ vector for vector in task.vectors]) * count
+        return Sum(total, count, PRODUCT_COST * curvature.count * len(task.vectors))
+
+    @_perform.register
+    def _(self, task: CurvatureFactors) -> Sum:
+        count = len(self.data.available(task.exclude))
+        inputs, _ = self._take(self._drawn(task.draw, task.exclude))
+        self._model.eval()
+        factors = kronecker_factors(self._model, task.model, inputs, self._loss, seed=task.seed, smallest=task.smallest)
+        return Sum(factors.values * count, count, float(len(inputs)), factors.blocks)
+
+    @_perform.register
+    def _(self, task: LocalSolve) -> Solved:
+        chosen = self.data.available() if task.only is None else self.data.checked(task.only)
+        gradient = self._gradient(task.model, chosen)
+        curvature = self._curvature_at(task.model, task.kind)
+        solution = conjugate_gradient(
+            lambda vector: curvature @ vector,
+            gradient,
+            iterations=task.iterations,
+            damping=task.damping,
+            negative_curvature=task.negative_curvature,
+            smallest_eigenvalue=0.0 if task.kind == "ggn" else None,
+        )
+        cost = len(chosen) + PRODUCT_COST * curvature.count * solution.products
+        return Solved(solution, float(torch.linalg.vector_norm(gradient)), float(cost))
+
+    @_perform.register
+    def _(self, task: Losses) -> Sum:
+        count = len(self.data.available(task.exclude))
+        chosen = self._drawn(task.draw, task.exclude)
+        self._model.eval()
+        totals = []
+        for length in task.lengths:
+            moved = task.model.moved(task.model.parameters - length * task.direction)
+            totals.append(self._mean_loss(moved, chosen))
+        cost = FORWARD_COST * len(chosen) * len(task.lengths)
+        return Sum(torch.stack(totals) * count, count, cost)
+
+    @_perform.register
+    def _(self, task: NormStatistics) -> Buffers:
+        count, chosen = len(self.data.available(task.exclude)), self._drawn(task.draw, task.exclude)
+        if len(chosen) == 1:  # one sample has no batch statistics: the model's own are used
+            return Buffers(dict(task.model.buffers), count, 0.0)
+        task.model.write_to(self._model)
+        self._model.eval()  # dropout off: what is estimated is what evaluation will see, and nothing is random
+        norms = self._norms()
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over all batches
+        with torch.no_grad():
+            for batch in self._batches(chosen, task.batch_size):
+                self._model(self._take(batch)[0])
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        try:
+            buffers = Snapshot.of(self._model).buffers
+        except ModelError as problem:
+            raise NumericalError(
+                f"Batch-norm statistics overflow at client {self.data.name!r}: the model is left as it was."
+            ) from problem
+        return Buffers(buffers, count, FORWARD_COST * len(chosen))
+
+    def _norms(self, model: nn.Module | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
+        modules = (model or self._model).modules()
+        return [module for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+    def _batches(self, order: Tensor, size: int) -> list[Tensor]:
+        """Batches in this order; under batch norm, a last sample on its own joins the batch before."""
+        batches = list(torch.split(order, size))
+        if len(batches) > 1 and len(batches[-1]) == 1 and self._norms():
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return batches
+
+    def _take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples, on the model's device: a map-style dataset gives them on the CPU."""
+        device = next(self._model.parameters()).device
+        inputs, targets = self.data.take(indices)
+        return inputs.to(device), targets.to(device)
+
+    def _taken(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of each batch, a few batches looked up at a time."""
+        for start in range(0, len(batches), BATCHES_AT_ONCE):
+            together = batches[start : start + BATCHES_AT_ONCE]
+            inputs, targets = self._take(torch.cat(together))
+            sizes = [len(batch) for batch in together]
+            yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
+
+    def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
+        """Gradient of the mean loss, L2 included, over the chosen samples."""
+        self._model.eval()
+        leaf = model.parameters.detach().requires_grad_()
+        total = torch.zeros_like(model.parameters)
+        for part in torch.split(chosen, CHUNK):
+            inputs, targets = self._take(part)
+            with differentiable_attention():
+                outputs = functional_call(self._model, {**self._layout.unflatten(leaf), **model.buffers}, (inputs,))
+            value = objective(self._loss, outputs, targets, leaf)
+            total += torch.autograd.grad(value, leaf)[0] * (len(part) / len(chosen))
+        if not bool(torch.isfinite(total).all()):
+            raise NumericalError("A gradient is NaN or infinite: check the model and the data.")
+        return total
+
+    def _mean_loss(self, model: Snapshot, chosen: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=model.parameters.dtype, device=model.parameters.device)
+        with torch.no_grad():
+            tensors = {**self._layout.unflatten(model.parameters), **model.buffers}
+            for part in torch.split(chosen, CHUNK):
+                inputs, targets = self._take(part)
+                outputs = functional_call(self._model, tensors, (inputs,))
+                value = objective(self._loss, outputs, targets, model.parameters)
+                total += value * (len(part) / len(chosen))
+        return total
+
+    def _drawn(self, draw: Draw | None, exclude: Indices) -> Tensor:
+        available = self.data.available(exclude)
+        if draw is None:
+            return available
+        order = torch.randperm(len(available), generator=torch.Generator().manual_seed(draw.seed))
+        size = min(draw.size, len(available))
+        return available[order[len(order) - size :] if draw.from_back else order[:size]]
+
+    def _curvature_at(self, model: Snapshot, kind: Kind, draw: Draw | None = None, exclude: Indices = ()) -> Curvature:
+        """The curvature operator, built once and reused as long as model, samples and kind stay the same."""
+        key = (model.digest, kind, draw, exclude)
+        self._model.eval()  # also for a kept operator: chunks beyond its budget are rebuilt from the model
+        if self._curvature is None or self._curvature[0] != key:
+            self._curvature = None  # free the old graphs before building new ones
+            inputs, targets = self._take(self._drawn(draw, exclude))
+            curvature = Curvature(
+                self._model, model, inputs, targets, self._loss, kind=kind, budget_bytes=self._budget_bytes
+            )
+            self._curvature = (key, curvature)
+        return self._curvature[1]
+
+
+def _devices(like: Tensor) -> list[int]:
+    """The CUDA device whose random state must be put back, if any."""
+    return [like.device.index or 0] if like.device.type == "cuda" else []
+
+
+def local_steps(count: int, epochs: int, batch_size: int) -> int:
+    """SGD steps that a client with so many samples makes in one round.
+
+    Example:
+        >>> local_steps(count=100, epochs=5, batch_size=32)
+        20
+    """
+    return epochs * math.ceil(count / batch_size)

@@ -1,0 +1,87 @@
+"""Make a Flower ClientApp able to forget: it answers expunge's queries, and its training replies say who trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from expunge.federation.engines.flower.site import HELLO, TASK, MakeSite, answer_hello, answer_task
+
+_Decorator = Callable[[ClientAppCallable], ClientAppCallable]
+_Lifespan = Callable[[Context], Iterator[None]]
+
+STAMP = "expunge"
+"""The record in a training reply that names the site; strategies look at array and metric records only."""
+
+
+def unlearning_mod(site: MakeSite) -> Mod:
+    """A mod for an app that is made of a client function: ``ClientApp(client_fn, mods=[unlearning_mod(site)])``.
+
+    It answers expunge's queries itself, lets everything else through, and stamps training replies with the site's name.
+
+    Args:
+        site: makes the ``Site`` of a context; called for every message, so let what loads the data keep it.
+    """
+    answers = {f"{MessageType.QUERY}.{HELLO}": answer_hello, f"{MessageType.QUERY}.{TASK}": answer_task}
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        kind = message.metadata.message_type
+        if kind in answers:
+            return answers[kind](message, context, site)
+        reply = call_next(message, context)
+        if kind.partition(".")[0] == MessageType.TRAIN and reply.has_content():
+            own = site(context)
+            samples = len(own.data[0] if isinstance(own.data, tuple) else own.data)
+            reply.content[STAMP] = ConfigRecord({"site": own.name, "samples": samples})
+        return reply
+
+    return mod
+
+
+def unlearnable(app: ClientApp, site: MakeSite) -> ClientApp:
+    """The same app, able to forget; handlers may be registered with it before or after.
+
+    Args:
+        app: any ClientApp, made of handlers or of a client function.
+        site: makes the ``Site`` of a context; called for every message, so let what loads the data keep it.
+
+    Example:
+        >>> import torch
+        >>> from expunge.federation.engines.flower.site import Site
+        >>> data = (torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))
+        >>> app = unlearnable(ClientApp(), lambda context: Site("ada", torch.nn.Linear(2, 2), data))
+        >>> isinstance(app, ClientApp)
+        True
+    """
+    return _Unlearnable(app, unlearning_mod(site))
+
+
+class _Unlearnable(ClientApp):
+    """An app inside a mod. Flower lays mods around single handlers only, which would leave out those of later ones."""
+
+    def __init__(self, app: ClientApp, mod: Mod) -> None:
+        super().__init__()
+        self._app, self._mod = app, mod
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message."""
+        return self._mod(message, context, self._app)
+
+    def train(self, action: str = "default", *, mods: list[Mod] | None = None) -> _Decorator:
+        """Register a handler with the app inside."""
+        return self._app.train(action, mods=mods)
+
+    def evaluate(self, action: str = "default", *, mods: list[Mod] | None = None) -> _Decorator:
+        """Register a handler with the app inside."""
+        return self._app.evaluate(action, mods=mods)
+
+    def query(self, action: str = "default", *, mods: list[Mod] | None = None) -> _Decorator:
+        """Register a handler with the app inside."""
+        return self._app.query(action, mods=mods)
+
+    def lifespan(self) -> Callable[[_Lifespan], _Lifespan]:
+        """Register what happens around each message of the app inside."""
+        return self._app.lifespan()

@@ -1,0 +1,108 @@
+"""What a site of a Flower federation does: it says who it is, and does the tasks that the server sends.
+
+In a deployment every message is handled by a new process. The model that came with the last message is kept in
+Flower's ``context.state``, which dies with the node; the site then says that it does not know the model, and gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from torch import Tensor, nn
+
+from expunge import __version__
+from expunge.core.losses import as_loss
+from expunge.core.vectors import Layout
+from expunge.errors import DataError, ExpungeError
+from expunge.federation.engines.client import Client
+from expunge.federation.engines.flower.records import facts_of, packed_of, to_arrays, to_records, to_tensors
+from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.messages.tasks import Task
+from expunge.federation.messages.wire import WIRE_VERSION, UnknownModelError, pack, unpack
+
+HELLO = "expunge_hello"
+TASK = "expunge_task"
+"""Names of the two queries; ``unlearnable`` answers them."""
+
+KEPT_MODEL = "expunge-model"
+"""Where in ``context.state`` the model of the last task is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One member of the federation: its name, and what it trains with.
+
+    Attributes:
+        name: unique in the federation, the same for ever: forgetting is asked for by this name.
+        model: any module; it works on the device that the model is on, and overwrites the weights.
+        data: a pair of tensors (inputs, labels) or a map-style dataset of such pairs.
+        loss: the training loss: a name or what ``core.losses.as_loss`` takes.
+        l2: weight of the L2 term of the training loss.
+        boost: factor on its updates when expunge trains it: 1 unless a test plays a malicious site.
+    """
+
+    name: str
+    model: nn.Module
+    data: tuple[Tensor, Tensor] | MapStyleDataset
+    loss: object = "cross_entropy"
+    l2: float = 0.0
+    boost: float = 1.0
+
+    def client(self) -> Client:
+        """The one who works on the data."""
+        return Client(LocalData(self.data, self.name), self.model, as_loss(self.loss, self.l2), boost=self.boost)
+
+
+MakeSite = Callable[[Context], Site]
+"""Given by the app's author; called for every message, so that what goes wrong in it is reported, too."""
+
+
+def answer_hello(message: Message, context: Context, site: MakeSite) -> Message:
+    """Say who the site is, how many samples it has, and which version it speaks."""
+    try:
+        here = site(context)
+        records = to_records(
+            status="hello",
+            name=here.name,
+            samples=len(here.client().data),
+            parameters=Layout.of(here.model).size,
+            version=__version__,
+            wire=WIRE_VERSION,
+        )
+    except ExpungeError as problem:
+        records = _failed(problem)
+    return Message(records, reply_to=message)
+
+
+def answer_task(message: Message, context: Context, site: MakeSite) -> Message:
+    """Do the task; an ``ExpungeError`` on the way is part of the reply, not an error of Flower's."""
+    try:
+        records = _done(message.content, context, site(context))
+    except UnknownModelError as problem:
+        records = to_records(status="unknown-model", sentence=str(problem))
+    except ExpungeError as problem:
+        records = _failed(problem)
+    return Message(records, reply_to=message)
+
+
+def _done(content: RecordDict, context: Context, here: Site) -> RecordDict:
+    """The reply to a task, with what it answers: the server believes no reply without."""
+    spoken = facts_of(content).get("wire")
+    if spoken != WIRE_VERSION:
+        raise DataError(f"The server speaks version {spoken} of the messages and this site {WIRE_VERSION}: update one.")
+    packed = packed_of(content)
+    kept = context.state.get(KEPT_MODEL)
+    device = next(here.model.parameters()).device
+    task = unpack(packed, to_tensors(kept) if isinstance(kept, ArrayRecord) else {}, device)
+    if not isinstance(task, Task):
+        raise DataError(f"A site does tasks; {type(task).__name__} is a reply.")
+    if packed.model:
+        context.state[KEPT_MODEL] = to_arrays(packed.model)
+    reply = here.client().perform(task)
+    return to_records(pack(reply), status="done", site=here.name, model=task.model.digest, task=packed.digest)
+
+
+def _failed(problem: ExpungeError) -> RecordDict:
+    return to_records(status="failed", sentence=str(problem))

@@ -1,0 +1,196 @@
+"""Finished message rounds on disk, so that work that was cut off goes on where it was, to the same result.
+
+A method's course is decided by its request, model and options and by what the clients reply. So it is enough to keep
+the replies: run again, the method asks the same, gets from the journal what was answered before, and so is brought
+back to where it was, solver and phase included. On another machine, or with another number of threads, sums may be
+rounded otherwise, and then the tasks differ and the journal is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from expunge.errors import DataError, RequestError
+from expunge.federation.engines.client import Client
+from expunge.federation.engines.engine import Cost, Engine
+from expunge.federation.keeping.files import read_json, to_disk, write_whole
+from expunge.federation.messages.tasks import Reply, Task
+from expunge.federation.messages.wire import Packed, pack, unpack
+
+_CLIENTS = "clients.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One finished message round: the digest of what was asked, the replies, and what it cost."""
+
+    asked: str
+    replies: Mapping[str, Packed]
+    cost: Cost
+
+
+class Journal:
+    """A folder with one file per finished round. It holds what sites replied: delete it when the work is done.
+
+    Args:
+        folder: made when the first round is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        """How many rounds are on disk."""
+        number = 0
+        while self._file(number).exists():
+            number += 1
+        return number
+
+    def read(self, number: int) -> Round | None:
+        """Round ``number``, from 0; None where it has not been written."""
+        if not self._file(number).exists():
+            return None
+        try:
+            with safe_open(self._file(number), framework="pt") as file:
+                told = json.loads(file.metadata()["round"])
+                replies = {name: self._reply(file, index, entry) for index, (name, entry) in enumerate(told["replies"])}
+            return Round(told["asked"], replies, Cost(**told["cost"]))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
+            raise DataError(
+                f"The journal {self.folder} is damaged: delete it and start the request again."
+            ) from problem
+
+    def write(self, number: int, finished: Round) -> None:
+        """Put a round on disk; when this returns, it outlives a crash of the machine."""
+        tensors, told = {}, []
+        for index, (name, packed) in enumerate(finished.replies.items()):
+            tensors.update({f"{index}:{key}": tensor.clone() for key, tensor in packed.tensors.items()})
+            told.append((name, {"described": packed.described, "tensors": list(packed.tensors), "is": packed.digest}))
+        described = {"asked": finished.asked, "replies": told, "cost": finished.cost.as_dict()}
+        temporary = self._file(number).with_suffix(".unfinished")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, temporary, metadata={"round": json.dumps(described)})
+            to_disk(temporary)
+            temporary.replace(self._file(number))
+            to_disk(self.folder)
+        except (OSError, SafetensorError) as problem:
+            raise RequestError(f"Cannot write the journal {self.folder}: {problem}.") from problem
+
+    def clients(self) -> dict[str, int] | None:
+        """The clients as they were when the work began, if it has begun."""
+        file = self.folder / _CLIENTS
+        return read_json(file) if file.exists() else None
+
+    def write_clients(self, counts: Mapping[str, int]) -> None:
+        """Note the clients with which the work begins."""
+        write_whole(self.folder / _CLIENTS, json.dumps(dict(counts)))
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:04}.safetensors"
+
+    def _reply(self, file: Any, index: int, entry: Mapping[str, Any]) -> Packed:
+        packed = Packed({key: file.get_tensor(f"{index}:{key}") for key in entry["tensors"]}, entry["described"])
+        if packed.digest != entry["is"]:
+            raise ValueError("a reply in it is not the one that was written")
+        return packed
+
+
+class JournaledEngine:
+    """An engine that gives the replies of rounds that are in the journal, and writes down those that are not.
+
+    The cost of rounds from the journal is counted as it was when they were made, seconds included; only the round
+    that a crash cut short is lost to the account.
+
+    Args:
+        engine: reaches the clients.
+        journal: of this piece of work and no other.
+    """
+
+    def __init__(self, engine: Engine, journal: Journal) -> None:
+        self.cost = engine.cost
+        self._engine, self._journal, self._number = engine, journal, 0
+
+    @property
+    def validation(self) -> Client | None:
+        """The server's own samples, where it has some."""
+        return self._engine.validation
+
+    @property
+    def sums_only(self) -> bool:
+        """Whether only sums of replies are to be seen."""
+        return self._engine.sums_only
+
+    def clients(self) -> dict[str, int]:
+        """Names and sample counts as they were when the work began."""
+        counts = self._journal.clients()
+        if counts is None:
+            counts = dict(self._engine.clients())
+            self._journal.write_clients(counts)
+        return counts
+
+    def ask(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
+        """One message round, from the journal or from the clients."""
+        asked = _asked(tasks)
+        finished = self._journal.read(self._number)
+        if finished is None:
+            finished = self._live(tasks, asked)
+        elif finished.asked == asked:
+            self._count(finished.cost)
+        else:
+            raise RequestError(
+                f"The journal {self._journal.folder} is of other work (round {self._number + 1} asked something else): "
+                "resume with the same request, model and options, or delete it and start again."
+            )
+        self._number += 1
+        device = next(iter(tasks.values())).model.parameters.device
+        return {name: self._reply(packed, device) for name, packed in finished.replies.items()}
+
+    def _live(self, tasks: Mapping[str, Task], asked: str) -> Round:
+        before, started = Cost(**asdict(self.cost)), time.perf_counter()
+        replies = self._engine.ask(tasks)
+        spent = Cost(
+            time.perf_counter() - started,
+            self.cost.sample_gradients - before.sample_gradients,
+            self.cost.rounds - before.rounds,
+            self.cost.bytes_down - before.bytes_down,
+            self.cost.bytes_up - before.bytes_up,
+        )
+        finished = Round(asked, {name: pack(reply) for name, reply in replies.items()}, spent)
+        self._journal.write(self._number, finished)
+        return finished
+
+    def _reply(self, packed: Packed, device: torch.device) -> Reply:
+        try:
+            reply = unpack(packed, device=device)
+        except DataError as problem:
+            raise DataError(
+                f"The journal {self._journal.folder} is of another version: delete it and start the request again."
+            ) from problem
+        if not isinstance(reply, Reply):
+            kind = type(reply).__name__
+            raise DataError(f"The journal {self._journal.folder} holds a {kind} where a reply should be: delete it.")
+        return reply
+
+    def _count(self, spent: Cost) -> None:
+        self.cost.seconds += spent.seconds
+        self.cost.sample_gradients += spent.sample_gradients
+        self.cost.rounds += spent.rounds
+        self.cost.bytes_down += spent.bytes_down
+        self.cost.bytes_up += spent.bytes_up
+
+
+def _asked(tasks: Mapping[str, Task]) -> str:
+    """A digest of who was asked what, in which order."""
+    parts = [(name, pack(task, known=task.model.digest).digest) for name, task in tasks.items()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

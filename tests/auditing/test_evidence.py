@@ -1,0 +1,158 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from expunge.auditing.evidence import (
+    Outputs,
+    gather,
+    gradient_evidence,
+    held_out_evidence,
+    retained_loss_evidence,
+    solver_evidence,
+)
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import DataError
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.unlearning.registry import method
+from expunge.unlearning.request import Request
+from federation.small import Watching, clients, mlp
+
+DATA = clients(ada=30, bob=20, cyd=25)
+REQUEST = Request.of("bob", samples={"cyd": [0, 3]})
+LABELS = torch.arange(60) % 3
+
+
+def engine():
+    return Watching(mlp(), CrossEntropy(), DATA)
+
+
+@pytest.fixture(scope="module")
+def state():
+    return train(engine(), Snapshot.of(mlp()), TrainingPlan(rounds=5, epochs=2, batch_size=8, learning_rate=0.1))
+
+
+def outputs(advantage, seed=0):
+    """Logits of 60 forgotten and 60 held-out samples; the right answer of the forgotten ones is raised."""
+    chance = torch.Generator().manual_seed(seed)
+    forgotten, held_out = (torch.randn(60, 3, generator=chance, dtype=torch.float64) for _ in range(2))
+    return Outputs(forgotten + advantage * nn.functional.one_hot(LABELS, 3), held_out)
+
+
+class TestHeldOut:
+    def test_told_apart_before_and_not_after(self):
+        found = held_out_evidence(outputs(3.0), outputs(0.0), LABELS, LABELS)
+        assert found.leaning == "for"
+        assert found.values["auc_before"] > 0.8 > found.values["auc_after"]
+        assert "no proof" in found.sentence
+
+    @pytest.mark.parametrize(("advantage", "side", "leaning"), [(3.0, "better", "against"), (-3.0, "worse", "neither")])
+    def test_still_told_apart_on_either_side(self, advantage, side, leaning):
+        """Fitted worse says nothing: a model that never saw poisoned data fits it worse, too."""
+        found = held_out_evidence(outputs(3.0), outputs(advantage), LABELS, LABELS)
+        assert found.leaning == leaning
+        assert f"fitted {side} than" in found.sentence
+
+    def test_nothing_to_see_before(self):
+        assert held_out_evidence(outputs(0.0), outputs(0.0), LABELS, LABELS).leaning == "neither"
+
+    def test_labels_are_matched(self):
+        """The leaver has one label only, and that is the easy one: not a sign of membership."""
+        easy = torch.where(LABELS[:, None] == 0, 5.0, 0.0) * nn.functional.one_hot(LABELS, 3)
+        noise = outputs(0.0)
+        own = Outputs(noise.forgotten[LABELS == 0] + easy[LABELS == 0], noise.held_out + easy)
+        found = held_out_evidence(own, own, LABELS[LABELS == 0], LABELS)
+        assert found.leaning == "neither"
+
+    def test_refused_without_the_labels(self):
+        with pytest.raises(DataError, match="with its labels"):
+            held_out_evidence(outputs(0.0), outputs(0.0), LABELS, torch.full((60,), 7))
+
+
+def retained_by_hand(model):
+    module = mlp()
+    model.write_to(module)
+    kept = [k for k in range(25) if k not in (0, 3)]
+    inputs = torch.cat([DATA["ada"][0], DATA["cyd"][0][kept]])
+    labels = torch.cat([DATA["ada"][1], DATA["cyd"][1][kept]])
+    return module, nn.functional.cross_entropy(module(inputs), labels)
+
+
+class TestRetained:
+    def test_loss_by_hand(self, state):
+        found = retained_loss_evidence(engine(), state.model, Snapshot.of(mlp()), REQUEST)
+        for name, model in (("before", state.model), ("after", Snapshot.of(mlp()))):
+            assert found.values[name] == pytest.approx(retained_by_hand(model)[1].item(), rel=1e-9)
+        assert found.leaning == "against", "the initial model knows nothing"
+        assert retained_loss_evidence(engine(), state.model, state.model, REQUEST).leaning == "neither"
+
+    def test_gradient_by_hand(self, state):
+        found = gradient_evidence(engine(), state.model, Snapshot.of(mlp()), REQUEST)
+        for name, model in (("before", state.model), ("after", Snapshot.of(mlp()))):
+            module, value = retained_by_hand(model)
+            value.backward()
+            gradient = Layout.of(module).flatten({key: p.grad for key, p in module.named_parameters()})
+            assert found.values[name] == pytest.approx(float(gradient.norm()), rel=1e-9)
+
+    def test_gradient_directions(self, state):
+        start, end = Snapshot.of(mlp()), state.model
+        kinds = {gradient_evidence(engine(), *pair, REQUEST).leaning for pair in ((start, end), (end, start))}
+        assert "for" in kinds
+        assert gradient_evidence(engine(), end, end, REQUEST).leaning == "neither"
+
+    def test_only_those_who_stay_are_asked(self, state):
+        watching = engine()
+        retained_loss_evidence(watching, state.model, state.model, REQUEST)
+        gradient_evidence(watching, state.model, state.model, REQUEST)
+        assert all(set(asked) == {"ada", "cyd"} for asked in watching.asked)
+        assert all(asked["cyd"].exclude == (0, 3) for asked in watching.asked)
+
+
+class TestSolver:
+    def outcome(self, state, name="hf-kcu-gradient"):
+        return method(name)(engine(), state, REQUEST)
+
+    def test_from_the_details(self, state):
+        outcome = self.outcome(state)
+        solve = outcome.details["steps"][0]["solves"]["server"]
+        found = solver_evidence(outcome)
+        assert found.values["relative_residual"] == pytest.approx(
+            solve["residual_norms"][-1] / solve["residual_norms"][0]
+        )
+        assert found.values["error_bound"] == pytest.approx(solve["error_bound"])
+        assert "not about what was forgotten" in found.sentence
+
+    def test_the_worst_of_several(self, state):
+        outcome = self.outcome(state)
+        steps = [
+            {"solves": {"a": {"residual_norms": (2.0, 1.0), "iterations": 1, "error_bound": None}}},
+            {"solves": {"b": {"residual_norms": (2.0, 4.0), "iterations": 1, "error_bound": None}}},
+        ]
+        found = solver_evidence(dataclasses.replace(outcome, details={"steps": steps}))
+        assert found.values == {"relative_residual": 2.0, "iterations": 1.0}
+        assert found.leaning == "against"
+        steps[1]["solves"]["b"] |= {"residual_norms": (2.0, 1.5), "status": "negative-curvature"}
+        found = solver_evidence(dataclasses.replace(outcome, details={"steps": steps}))
+        assert (found.leaning, "negative curvature" in found.sentence) == ("against", True)
+
+    @pytest.mark.parametrize("name", ["do-nothing", "gradient-ascent", "fine-tuning"])
+    def test_methods_that_solve_nothing(self, state, name):
+        found = solver_evidence(self.outcome(state, name))
+        assert (found.leaning, found.values) == ("neither", {})
+
+
+def test_all_together_and_never_a_proof(state):
+    outcome = method("hf-kcu-gradient")(engine(), state, REQUEST)
+    found = gather(
+        engine(), state.model, outcome, REQUEST, outputs=(outputs(3.0), outputs(0.0)), labels=(LABELS, LABELS)
+    )
+    assert [piece.what for piece in found] == ["held-out data", "retained loss", "retained gradient", "solver"]
+    for piece in found:
+        assert piece.sentence.endswith(".")
+        assert "proof" not in piece.sentence.replace("no proof", "")
+        assert all(math.isfinite(value) for value in piece.values.values())
+    assert len(gather(engine(), state.model, outcome, REQUEST)) == 3
