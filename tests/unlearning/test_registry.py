@@ -38,3 +38,8 @@ def test_a_name_is_given_once():
 def test_the_list_is_a_copy():
     methods().clear()
     assert "retrain" in methods()
+
+
+def test_the_control_and_the_printed_update_are_known_not_to_forget():
+    remembering = {name for name, found in methods().items() if not found.forgets}
+    assert remembering == {"do-nothing", "hf-kcu-paper", "hf-kcu-paper+recovery"}

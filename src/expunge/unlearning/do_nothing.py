@@ -29,4 +29,4 @@ def do_nothing(engine: Engine, state: ServerState, request: Request, options: Do
     return Outcome("do-nothing", after, Cost(), warnings=memory_warnings(parties, memory))
 
 
-register("do-nothing", do_nothing, DoNothingOptions(), "a control: the trained model, unchanged")
+register("do-nothing", do_nothing, DoNothingOptions(), "a control: the trained model, unchanged", forgets=False)

@@ -291,8 +291,9 @@ for _options, _summary in (
 ):
     _needs: Need | None = None if _options.source == "gradient" else "vectors"
     _recovering = _options.with_recovery()
-    register(_options.label, hf_kcu, _options, _summary, _needs)
-    register(_recovering.label, hf_kcu, _recovering, f"{_summary}; then a recovery round", _needs)
+    _forgets = _options is not PAPER
+    register(_options.label, hf_kcu, _options, _summary, _needs, forgets=_forgets)
+    register(_recovering.label, hf_kcu, _recovering, f"{_summary}; then a recovery round", _needs, forgets=_forgets)
 register(
     "unfiltered+recovery",
     hf_kcu,

@@ -64,13 +64,17 @@ Need = Literal["vectors", "updates", "shards"]
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: its function and the options that its name stands for."""
+    """A registered method: its function and the options that its name stands for.
+
+    ``forgets`` is False where the model that it makes is known to remember: what remembers too is then not deleted.
+    """
 
     name: str
     function: Function
     options: Any
     summary: str
     needs: Need | None = None
+    forgets: bool = True
 
     def configured(self, **changes: Any) -> Method:
         """The same method with some options changed; an option that it does not have is refused."""
@@ -93,11 +97,13 @@ class Method:
 _METHODS: dict[str, Method] = {}
 
 
-def register(name: str, function: Function, options: Any, summary: str, needs: Need | None = None) -> None:
-    """Make a method known by its name in results, with what it needs training to keep."""
+def register(
+    name: str, function: Function, options: Any, summary: str, needs: Need | None = None, *, forgets: bool = True
+) -> None:
+    """Make a method known by its name in results, with what it needs training to keep, and whether it forgets."""
     if name in _METHODS:
         raise ValueError(f"A method {name!r} is registered already.")
-    _METHODS[name] = Method(name, function, options, summary, needs)
+    _METHODS[name] = Method(name, function, options, summary, needs, forgets)
 
 
 def methods() -> dict[str, Method]:
