@@ -1,13 +1,20 @@
-"""expunge: take a client's contribution out of a federated model, and show how well it is gone."""
+"""expunge: take a client's contribution out of a federated model, and show how well it is gone.
 
-__version__ = "0.1.0"
+What stands here is imported on first use: torch takes seconds, and `expunge --help` does not need it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from expunge.errors import DataError, ExpungeError, ModelError, NumericalError, RequestError, SiteError
-from expunge.federation.keeping.memory import Memory
-from expunge.forgetting import forget
-from expunge.unlearning.hf_kcu_options import HfKcuOptions
-from expunge.unlearning.recovery import Recovery
-from expunge.unlearning.registry import Outcome, methods
+from expunge.version import __version__ as __version__
+
+if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Python
+    from expunge.federation.keeping.memory import Memory
+    from expunge.forgetting import forget
+    from expunge.unlearning.hf_kcu_options import HfKcuOptions
+    from expunge.unlearning.recovery import Recovery
+    from expunge.unlearning.registry import Outcome, methods
 
 __all__ = [
     "DataError",
@@ -23,3 +30,23 @@ __all__ = [
     "forget",
     "methods",
 ]
+
+_HOMES = {
+    "HfKcuOptions": "expunge.unlearning.hf_kcu_options",
+    "Memory": "expunge.federation.keeping.memory",
+    "Outcome": "expunge.unlearning.registry",
+    "Recovery": "expunge.unlearning.recovery",
+    "forget": "expunge.forgetting",
+    "methods": "expunge.unlearning.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,9 +14,9 @@ from typing import Any, Self
 import numpy
 import torch
 
-import expunge
 from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.files import write_whole
+from expunge.version import __version__
 
 Noise = dict[str, dict[str, float]]
 
@@ -205,7 +205,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         ['cpu_count', 'device', 'expunge']
     """
     return {
-        "expunge": expunge.__version__,
+        "expunge": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,

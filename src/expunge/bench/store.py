@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import expunge
 from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCell, ShardedCell, TrainedCell
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.errors import RequestError
@@ -35,6 +34,7 @@ from expunge.federation.keeping.files import (
 )
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.plan import Schedule
+from expunge.version import __version__
 
 FORMAT = 1
 """Of the folder; another one is refused."""
@@ -68,14 +68,14 @@ class Store:
     ) -> None:
         self.root, self.device, self.data_dir, self._connect = root, device, data_dir, connect
         require_writable(root)
-        mark, own = root / "bench.json", {"format": FORMAT, "expunge": expunge.__version__}
+        mark, own = root / "bench.json", {"format": FORMAT, "expunge": __version__}
         tidy(root / "cells")
         if mark.exists():
             found = read_json(mark)
             if found != own:
                 raise RequestError(
                     f"{root} was written by expunge {found.get('expunge')} (format {found.get('format')}), this is "
-                    f"{expunge.__version__} (format {FORMAT}): choose another folder, results are not mixed."
+                    f"{__version__} (format {FORMAT}): choose another folder, results are not mixed."
                 )
         elif root.exists() and any(root.iterdir()):
             raise RequestError(f"{root} is not empty and not a folder of bench: choose another one.")

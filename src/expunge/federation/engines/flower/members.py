@@ -14,12 +14,12 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from expunge import __version__
 from expunge.errors import ExpungeError, SiteError
 from expunge.federation.engines.flower.mail import Letter, Mail, listed
 from expunge.federation.engines.flower.records import facts_of, to_records
 from expunge.federation.engines.flower.site import HELLO
 from expunge.federation.messages.wire import WIRE_VERSION
+from expunge.version import __version__
 
 ATTEMPTS = 4
 """How often a message is given to a site whose process dies of it."""

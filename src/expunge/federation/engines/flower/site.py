@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 
-from expunge import __version__
 from expunge.core.losses import as_loss
 from expunge.core.vectors import Layout
 from expunge.errors import DataError, ExpungeError
@@ -21,6 +20,7 @@ from expunge.federation.engines.flower.records import facts_of, packed_of, to_ar
 from expunge.federation.engines.local_data import LocalData, MapStyleDataset
 from expunge.federation.messages.tasks import Task
 from expunge.federation.messages.wire import WIRE_VERSION, UnknownModelError, pack, unpack
+from expunge.version import __version__
 
 HELLO = "expunge_hello"
 TASK = "expunge_task"

@@ -1,0 +1,51 @@
+"""`expunge audit`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from expunge.cli.app import app, examples
+from expunge.cli.arguments import DataOption, DeviceOption, JsonOption, RunArgument, torch_device
+from expunge.cli.choices import RETRAINS
+from expunge.cli.runs import built, tried_requests
+from expunge.cli.terminal import messages, output, tell
+
+
+@app.command(
+    epilog=examples("expunge audit runs/mine", "expunge audit runs/mine --retrains 10 --json"),
+)
+def audit(
+    run: RunArgument,
+    retrains: Annotated[
+        int, typer.Option(help="Retrained models to compare with; missing ones are made first. 0 makes none.")
+    ] = RETRAINS,
+    data_dir: DataOption = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Judge what was tried in a run: a verdict beside retrained models, membership attacks, evidence without them."""
+    from expunge.bench.auditing import audit as audit_run
+    from expunge.bench.auditing import retrain_more
+    from expunge.bench.run_folder import RunFolder
+    from expunge.progress import progress_bars
+    from expunge.report import publish_audit, terminal_audit
+
+    folder = RunFolder.open(run)
+    federation, chosen = built(folder.scenario, data_dir, device), torch_device(device)
+    audits = {}
+    for name, request in tried_requests(folder).items():
+        with progress_bars(messages()) as progress:
+            retrain_more(
+                folder, request, federation, count=retrains, data_dir=data_dir, device=chosen, progress=progress
+            )
+        audits[name] = audit_run(folder, name, federation)
+        page = publish_audit(audits[name], run / name)
+        if not as_json:
+            for part in terminal_audit(audits[name], output().width):
+                output().print(part)
+        tell(f"Report: {page}   Numbers: {run / name / 'audit.json'}")
+    if as_json:
+        print(json.dumps({name: own.as_dict() for name, own in audits.items()}))

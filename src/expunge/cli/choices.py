@@ -1,0 +1,63 @@
+"""The names that help texts list and tab completion offers.
+
+They stand here a second time because their own modules import torch, and help must not wait for it; a test compares
+them with the originals.
+"""
+
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
+DEMO_SEEDS = (10, 11, 12)
+DEVICES = ("cpu", "cuda", "auto")
+ENGINES = ("local", "flower-simulation", "flower")
+EXPERIMENTS = (
+    "main",
+    "datasets",
+    "backdoor",
+    "components",
+    "damping",
+    "heterogeneity",
+    "clients",
+    "wallclock",
+    "functional",
+    "convergence",
+    "conditioning",
+    "sequential",
+    "samples",
+    "several",
+    "adversary",
+    "fresh",
+    "tried",
+    "verdict",
+)
+METHODS = (
+    "do-nothing",
+    "fed-eraser",
+    "fed-osd",
+    "fine-tuning",
+    "fine-tuning-same-budget",
+    "gradient-ascent",
+    "hf-kcu",
+    "hf-kcu+recovery",
+    "hf-kcu-gradient",
+    "hf-kcu-gradient+recovery",
+    "hf-kcu-paper",
+    "hf-kcu-paper+recovery",
+    "hf-kcu-trajectory",
+    "hf-kcu-trajectory+recovery",
+    "not",
+    "projected-gradient-ascent",
+    "retrain",
+    "sisa",
+    "unfiltered+recovery",
+)
+MODELS = (
+    "cnn",
+    "cnn-narrow",
+    "resnet18",
+    "vit-lite",
+    "resnet18-bf16",
+    "vit-lite-bf16",
+    "softmax",
+    "digits-net",
+)
+RETRAINS = 5
+SCALES = ("smoke", "small", "paper")

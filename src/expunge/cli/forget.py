@@ -1,0 +1,105 @@
+"""`expunge forget`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from expunge.cli.app import app, examples
+from expunge.cli.arguments import DataOption, DeviceOption, JsonOption, RunArgument, sample_indices
+from expunge.cli.choices import METHODS
+from expunge.cli.completion import among, clients_of_run
+from expunge.cli.runs import built
+from expunge.cli.terminal import messages, tell, warn
+from expunge.errors import RequestError
+
+if TYPE_CHECKING:
+    from expunge.bench.run_folder import RunFolder
+    from expunge.bench.scenario import Federation
+    from expunge.unlearning.registry import Outcome
+    from expunge.unlearning.request import Request
+
+
+@app.command(
+    epilog=examples(
+        "expunge forget runs/mine --client client-3",
+        "expunge forget runs/mine --samples client-2:0,5,9",
+        "expunge forget runs/mine --client client-3 --method retrain",
+    )
+)
+def forget(
+    run: RunArgument,
+    client: Annotated[
+        list[str] | None, typer.Option(help="A client to forget; may be repeated.", autocompletion=clients_of_run)
+    ] = None,
+    samples: Annotated[list[str] | None, typer.Option(help="CLIENT:INDEX,INDEX,...; may be repeated.")] = None,
+    method: Annotated[str, typer.Option(help="See `expunge methods`.", autocompletion=among(METHODS))] = "hf-kcu",
+    iterations: Annotated[int | None, typer.Option("--iterations", "-k", help="Krylov iterations.")] = None,
+    damping: Annotated[float | None, typer.Option(help="Lambda; by default from the training's schedule.")] = None,
+    curvature_samples: Annotated[int | None, typer.Option(help="Retained samples behind the curvature.")] = None,
+    tau: Annotated[float | None, typer.Option(help="How much the retained loss may rise, in nats.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the samples drawn, or of retraining: by default one not used yet.")
+    ] = None,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Then delete what remembers: the trained model, the vectors, other tries.")
+    ] = False,
+    data_dir: DataOption = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Forget clients or samples of a run; the result stands beside the trained model until you --erase that."""
+    from expunge.bench.auditing import retrain_options
+    from expunge.bench.run_folder import RunFolder
+    from expunge.progress import progress_bars, watch_rounds
+    from expunge.unlearning import registry
+    from expunge.unlearning.request import Request
+
+    folder = RunFolder.open(run)
+    request = Request.of(client or (), sample_indices(samples or []))
+    if erase and request.samples:
+        raise RequestError("--erase works for whole clients: samples must be deleted from the client's own data.")
+    federation = built(folder.scenario, data_dir, device)
+    chosen = registry.method(method)
+    given = {"iterations": iterations, "damping": damping, "samples": curvature_samples, "tau": tau}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if "seed" in vars(chosen.options):
+        changed["seed"] = seed or 0
+    engine, state = folder.engine(federation), folder.trained(federation)
+    with progress_bars(messages()) as progress:
+        if chosen.name == "retrain":
+            which = ("next", folder.retrained(request)) if seed is None else ("chosen", seed)
+            changed |= {**vars(retrain_options(folder, federation, *which)), "progress": progress}
+        chosen = chosen.configured(**changed)
+        watch_rounds(engine, chosen.options, progress)
+        outcome = chosen(engine, state, request)
+    _keep_and_tell(folder, request, outcome, federation, erase, as_json)
+
+
+def _keep_and_tell(
+    folder: RunFolder, request: Request, outcome: Outcome, federation: Federation, erase: bool, as_json: bool
+) -> None:
+    for warning in outcome.warnings:
+        warn(warning)
+    if not outcome.succeeded:
+        raise RequestError("The request failed: the safety belt held, and nothing was changed.")
+    kept = folder.save(request, outcome, federation)
+    cost = outcome.cost
+    if erase:
+        folder.erase_what_remembers(request, kept)
+        kept = folder.path / "trained"
+    if as_json:
+        print(
+            json.dumps(
+                {"folder": str(kept), "method": outcome.method, "cost": cost.as_dict(), "details": outcome.details}
+            )
+        )
+    tell(
+        f"{outcome.method}: {cost.seconds:.1f} s, {cost.sample_gradients:,.0f} sample-gradients, {cost.rounds} rounds."
+    )
+    if erase:
+        tell(f"{folder.path} goes on without them; what remembered them is deleted.")
+        return
+    tell(f"The new model is {kept / 'model.safetensors'}. Look at it: expunge show {folder.path}")
