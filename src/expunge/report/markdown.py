@@ -47,7 +47,7 @@ def bench_markdown(results: Results, *, short: bool = False) -> str:
 def _rows(results: Results, short: bool) -> str:
     headers = ["method", *(column.header for column in (short_columns if short else columns_for)(results))]
     lines = table_lines(results, short=short)
-    return drawn_table(headers, [[escaped(line.name), *map(_mark, line.cells)] for line in lines])
+    return drawn_table(headers, [[escaped(line.name), *map(marked, line.cells)] for line in lines])
 
 
 def _curves(series: Sequence[Series], panel: str, before: str = "") -> str:
@@ -87,9 +87,15 @@ def drawn_table(headers: list[str], lines: list[list[str]], words: int = 1) -> s
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [headers, rules, *lines])
 
 
-def _mark(cell: Cell) -> str:
-    marked = {"near": f"**{cell.text}**", "far": f"{cell.text} !"}.get(cell.judgement or "", cell.text)
-    return f"{marked} (paper: {cell.paper})" if cell.paper else marked
+def marked(cell: Cell) -> str:
+    """A cell's text with its mark, and what the paper prints behind it.
+
+    Example:
+        >>> marked(Cell("95.7", "far", "84.2"))
+        '95.7 ! (paper: 84.2)'
+    """
+    text = {"near": f"**{cell.text}**", "far": f"{cell.text} !"}.get(cell.judgement or "", cell.text)
+    return f"{text} (paper: {cell.paper})" if cell.paper else text
 
 
 def escaped(text: str) -> str:
