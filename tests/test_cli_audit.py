@@ -29,7 +29,7 @@ def test_an_audit_retrains_judges_and_shows(run, expunge):
         assert own["verdict"] in ("EQUIVALENT", "UNDER-FORGOTTEN", "OVER-FORGOTTEN", "DAMAGED", "UNDECIDED"), name
         assert own["verdict"] in out
         assert {found["measure"] for found in own["findings"]} >= {"test_accuracy", "asr", "kl_forget", "retained_auc"}
-        assert list(own["attacks"]) == ["loss", "modified entropy", "RMIA", "LiRA"]
+        assert list(own["attacks"]) == ["loss", "modified entropy", "shadow models", "RMIA", "LiRA"]
         assert len(own["attacks"]["LiRA"]["retrained"]) == 5
         assert {found["what"] for found in own["evidence"]} >= {"held-out data", "retained loss", "retained gradient"}
     assert "l2" in content["certificate"].lower() or "L2" in content["certificate"]

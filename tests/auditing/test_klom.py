@@ -29,7 +29,7 @@ class TestKlom:
         assert found.value == pytest.approx(found.noise_floor, rel=0.1)
         assert found.worst == pytest.approx(found.worst_floor, rel=0.15)
         assert found.noise_floor > 0.05, "few models are far above zero: that is what the floor is for"
-        assert found.pairs == 16
+        assert (found.models, found.retrained) == (16, 16)
 
     def test_other_distributions_are_above_it(self):
         found = klom(normal(2, 1, (16, 500), 0), normal(0, 1, (16, 500), 1))
@@ -52,7 +52,31 @@ class TestKlom:
         assert klom(np.ones((16, 3)), np.ones((16, 3))).value == 0.0
 
     def test_refused(self):
-        with pytest.raises(DataError, match="at least 16 pairs of models, not 15"):
-            klom(np.zeros((15, 3)), np.zeros((15, 3)))
-        with pytest.raises(DataError, match="as many models"):
-            klom(np.zeros((16, 3)), np.zeros((17, 3)))
+        with pytest.raises(DataError, match="at least 3 retrained models, not 2"):
+            klom(np.zeros((1, 3)), np.zeros((2, 3)))
+        with pytest.raises(DataError, match="the same samples on both sides, not 3 and 4"):
+            klom(np.zeros((16, 3)), np.zeros((16, 4)))
+
+
+class TestOneModel:
+    """One model is one draw: its floor is what a retrained model shows beside the others."""
+
+    RETRAINED = normal(0, 1, (5, 2000), 1)
+
+    def test_one_more_retrained_model_is_at_the_floor(self):
+        found = klom(normal(0, 1, (1, 2000), 0), self.RETRAINED)
+        assert found.value == pytest.approx(found.noise_floor, rel=0.05)
+        assert (found.models, found.retrained) == (1, 5)
+
+    def test_one_that_remembers_is_above_it_and_further_away_no_further(self):
+        near, far, further = (klom(normal(shift, 1, (1, 2000), 0), self.RETRAINED) for shift in (1.5, 5.0, 50.0))
+        assert 1.2 * near.noise_floor < near.value < far.value
+        assert further.value == pytest.approx(far.value, rel=0.2), "outside of all of them is as far as it goes"
+
+    def test_the_floor_is_of_models_that_the_reference_does_not_hold(self):
+        """Each retrained model beside the four others, by hand."""
+        others = [np.delete(self.RETRAINED, left, axis=0) for left in range(5)]
+        by_hand = [histogram_divergence(self.RETRAINED[[left]], others[left]).mean() for left in range(5)]
+        assert klom(self.RETRAINED[:1], self.RETRAINED, splits=400).noise_floor == pytest.approx(
+            np.mean(by_hand), rel=0.03
+        )

@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from expunge.auditing.exam import Measured
 from expunge.auditing.functional import kl_divergence, logit_mse, parameter_gap
 from expunge.auditing.membership import loss_threshold_attack
-from expunge.bench.evaluation import ALONE, BESIDE, Evaluation, Measured, compare, noise_ranges, retrain_noise
+from expunge.bench.evaluation import ALONE, BESIDE, Evaluation, compare, noise_ranges, retrain_noise
 from expunge.bench.results import MEASURES
 from expunge.bench.scenario import Scenario
+from expunge.core.vectors import Snapshot
 from expunge.data import Backdoor, stamp
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost
@@ -204,7 +206,7 @@ def model_with(parameters, value, asr):
     """A measured model in made-up numbers."""
     outputs = torch.tensor([[float(parameters[0]), 0.0]])
     alone = dict.fromkeys(ALONE, value) | {"asr": asr}
-    return Measured(torch.tensor(parameters), outputs, outputs, outputs, 0.5, alone)
+    return Measured(Snapshot(torch.tensor(parameters), {}), outputs, outputs, outputs, None, 0.5, alone)
 
 
 class TestNoise:
@@ -216,7 +218,7 @@ class TestNoise:
         values = retrain_noise([one, two, three])
         assert values["test_accuracy"] == [0.5, 0.7, 0.9]
         assert values["asr"] == []
-        pairs = [parameter_gap(a.parameters, b.parameters) for a, b in permutations([one, two, three], 2)]
+        pairs = [parameter_gap(a.model.parameters, b.model.parameters) for a, b in permutations([one, two, three], 2)]
         assert values["parameter_gap"] == pytest.approx(pairs)
         assert 1.0 in values["parameter_gap"]  # from (0, 1) to (0, 2)
         assert 0.5 in values["parameter_gap"]  # and back
@@ -237,4 +239,4 @@ class TestNoise:
         found = compare(first, second)
         assert set(found) == set(BESIDE)
         assert found["kl"] == kl_divergence(first.test_logits, second.test_logits)
-        assert found["parameter_gap"] == parameter_gap(first.parameters, second.parameters)
+        assert found["parameter_gap"] == parameter_gap(first.model.parameters, second.model.parameters)

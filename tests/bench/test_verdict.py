@@ -92,7 +92,7 @@ class TestStudy:
         model = federation.initial()
         evaluation = Evaluation(federation, Request.of("client-3"))
         measured = evaluation.measure(model)
-        own = evaluation.observed(measured)
+        own = evaluation.exam.observed(measured)
         assert torch.equal(own.forget_labels, federation.datasets["client-3"][1])
         assert torch.equal(own.test_logits, measured.test_logits)
         assert (own.asr, own.forget_auc) == (measured.alone["asr"], measured.alone["mia_auc"])

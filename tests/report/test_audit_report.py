@@ -11,14 +11,15 @@ from rich.console import Console
 from auditing.synthetic import observed, retrained, trained
 from expunge.auditing.comparison import Scores, beside_retrained
 from expunge.auditing.evidence import Evidence
+from expunge.auditing.model_audit import ModelAudit, Provenance
 from expunge.auditing.verdict import Judgement, Verdict, judge
-from expunge.bench.auditing import Audit, MethodAudit
+from expunge.bench.auditing import Audit
 from expunge.bench.results import Results, Row
 from expunge.errors import DataError, RequestError
 from expunge.report import publish_audit, terminal_audit
 from expunge.report.audit_page import render_audit
 from expunge.report.audit_plots import audit_figures, roc_plot, scores_plot
-from expunge.report.audit_text import interval_text, strongest_attack
+from expunge.report.audit_text import interval_text
 from expunge.report.audit_verdict import position, verdict_plot
 from expunge.report.measures import MISSING
 from expunge.report.palette import NOISE
@@ -29,6 +30,7 @@ EVIDENCE = (
     Evidence("retained loss", "neither", "It went from 0.1 to 0.1.", {"before": 0.1, "after": 0.1}),
     Evidence("solver", "against", "It met <negative> curvature.", {}),
 )
+PROVENANCE = Provenance("0a", "1b", ("2c", "3d"), "2026-01-02T03:04:05+00:00", "0.1.0")
 KEPT = {"fine-tuning": 1.0, "hf-kcu": 0.0}
 
 
@@ -43,7 +45,7 @@ def method_audit(kept, others=400, **how):
     before, after = scores(10, 1.5, others), scores(11, 0.1 + 1.4 * kept, others)
     judgement = judge(retrained=retrained(**how), trained=trained(**how), candidate=observed(70, kept=kept, **how))
     found = beside_retrained(before, after, references, np.ones(others))
-    own = MethodAudit(judgement, {"loss": found, "LiRA": found}, EVIDENCE)
+    own = ModelAudit(judgement, {"loss": found, "LiRA": found}, EVIDENCE, PROVENANCE)
     return own, {"trained": before, "retrained": references[0]}, after
 
 
@@ -54,7 +56,12 @@ def synthetic(others=400, **how):
         drawn |= shared | {name: after}
     rows = [Row("trained", 0, test_accuracy=0.9)]
     return Audit(
-        Results("run/without-client-3", {}, {}, rows, {}), methods, drawn, np.ones(others), "No certificate: <why>."
+        Results("run/without-client-3", {}, {}, rows, {}),
+        methods,
+        "loss",
+        drawn,
+        np.ones(others),
+        "No certificate: <why>.",
     )
 
 
@@ -68,7 +75,7 @@ def alone(audit):
     """No retrained models: nothing was compared."""
     nothing = Judgement(Verdict.UNDECIDED, "0 retrained models show no noise.")
     methods = {name: replace(own, judgement=nothing, attacks={}) for name, own in audit.methods.items()}
-    return replace(audit, methods=methods, scores={})
+    return replace(audit, methods=methods, attack=None, scores={})
 
 
 def printed(audit, width=80):
@@ -83,7 +90,16 @@ def test_the_cases_are_what_they_are_meant_to_be(audit):
         "fine-tuning": "UNDER-FORGOTTEN",
         "hf-kcu": "EQUIVALENT",
     }
-    assert strongest_attack(audit) == "LiRA"
+
+
+def test_pictures_and_terminal_name_the_attack_that_is_drawn(audit):
+    assert scores_plot(audit).axes[0].get_xlabel().startswith("loss: ")
+    assert roc_plot(audit).axes[0].get_title(loc="left") == "loss on each model"
+    assert "loss TPR" in " ".join(printed(audit).split())
+    other = replace(audit, attack="LiRA")
+    assert scores_plot(other).axes[0].get_xlabel().startswith("LiRA: ")
+    assert roc_plot(other).axes[0].get_title(loc="left") == "LiRA on each model"
+    assert "LiRA TPR" in " ".join(printed(other).split())
 
 
 def test_scores_have_a_row_a_model_filled_and_as_a_line(audit):

@@ -23,8 +23,7 @@ from expunge.auditing.signals import loss
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError
 from expunge.federation.engines.engine import Engine, ask_mean
-from expunge.federation.messages.tasks import Losses
-from expunge.unlearning.influence import retained_gradient
+from expunge.federation.messages.tasks import Gradient, Losses
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
 
@@ -103,9 +102,13 @@ def held_out_evidence(
     return Evidence("held-out data", "for", f"{text}: as if never seen, which is no proof.", values)
 
 
-def retained_loss_evidence(engine: Engine, before: Snapshot, after: Snapshot, request: Request) -> Evidence:
-    """What forgetting cost the clients that stay, on the data that they trained with."""
-    was, is_now = (_retained_loss(engine, model, request) for model in (before, after))
+def retained_loss_evidence(was: float, is_now: float) -> Evidence:
+    """What forgetting cost those who stay, on the data that they trained with: their mean loss before and after.
+
+    Example:
+        >>> retained_loss_evidence(0.1, 0.3).leaning, retained_loss_evidence(0.1, 0.12).leaning
+        ('against', 'neither')
+    """
     values = {"before": was, "after": is_now}
     numbers = f"from {was:.4f} to {is_now:.4f}"
     if not is_now - was <= TOLERATED:  # a NaN is a rise
@@ -115,13 +118,13 @@ def retained_loss_evidence(engine: Engine, before: Snapshot, after: Snapshot, re
     return Evidence("retained loss", "neither", text, values)
 
 
-def gradient_evidence(engine: Engine, before: Snapshot, after: Snapshot, request: Request) -> Evidence:
-    """``||grad F_r||`` before and after: a model retrained to its end has none."""
-    parties = request.parties(engine.clients())
-    was, is_now = (
-        float(torch.linalg.vector_norm(retained_gradient(engine, model, parties).right_side))
-        for model in (before, after)
-    )
+def gradient_evidence(was: float, is_now: float) -> Evidence:
+    """``||grad F_r||`` before and after: a model retrained to its end has none.
+
+    Example:
+        >>> gradient_evidence(0.4, 0.1).leaning, gradient_evidence(0.4, 1.0).leaning
+        ('for', 'against')
+    """
     values = {"before": was, "after": is_now}
     text = f"The gradient of the retained loss went from {was:.3g} to {is_now:.3g}"
     if is_now < was:
@@ -131,13 +134,10 @@ def gradient_evidence(engine: Engine, before: Snapshot, after: Snapshot, request
     return Evidence("retained gradient", "neither" if is_now <= 2 * was else "against", f"{text}: {more}.", values)
 
 
-def solver_evidence(outcome: Outcome) -> Evidence:
-    """How well the linear system behind the step was solved, from the outcome's details."""
+def solver_evidence(details: dict[str, Any]) -> Evidence:
+    """How well the linear system behind the step was solved, from an outcome's details."""
     solves = [
-        solve
-        for step in _steps(outcome.details)
-        for solve in step.get("solves", {}).values()
-        if "residual_norms" in solve
+        solve for step in _steps(details) for solve in step.get("solves", {}).values() if "residual_norms" in solve
     ]
     if not solves:
         return Evidence("solver", "neither", "No linear system was solved, so there is no residual to look at.", {})
@@ -154,34 +154,19 @@ def solver_evidence(outcome: Outcome) -> Evidence:
     return Evidence("solver", leaning, f"{text}: about the computation, not about what was forgotten.", values)
 
 
-def gather(
-    engine: Engine,
-    before: Snapshot,
-    outcome: Outcome,
-    request: Request,
-    *,
-    outputs: tuple[Outputs, Outputs] | None = None,
-    labels: tuple[Tensor, Tensor] | None = None,
-) -> list[Evidence]:
-    """All that can be said.
+def engine_evidence(engine: Engine, before: Snapshot, outcome: Outcome, request: Request) -> list[Evidence]:
+    """What those who stay, and the method's own records, can say.
 
     Args:
         engine: reaches the clients that stay.
         before: the trained model.
         outcome: what a method made of it.
         request: what was to be forgotten.
-        outputs: of the trained model and of the new one on forgotten and held-out samples, where there are some.
-        labels: of the forgotten and of the held-out samples.
     """
-    after = outcome.state.model
-    found = [
-        retained_loss_evidence(engine, before, after, request),
-        gradient_evidence(engine, before, after, request),
-        solver_evidence(outcome),
-    ]
-    if outputs is not None and labels is not None:
-        found.insert(0, held_out_evidence(*outputs, *labels))
-    return found
+    models = before, outcome.state.model
+    losses = [_retained_loss(engine, model, request) for model in models]
+    gradients = [_retained_gradient(engine, model, request) for model in models]
+    return [retained_loss_evidence(*losses), gradient_evidence(*gradients), solver_evidence(outcome.details)]
 
 
 def _told_apart(
@@ -199,6 +184,12 @@ def _retained_loss(engine: Engine, model: Snapshot, request: Request) -> float:
     nowhere = torch.zeros_like(model.parameters)
     tasks = {name: Losses(model, nowhere, (0.0,), exclude=left_out) for name, left_out in retained.items()}
     return float(ask_mean(engine, tasks)[0])
+
+
+def _retained_gradient(engine: Engine, model: Snapshot, request: Request) -> float:
+    retained = request.parties(engine.clients()).retained
+    tasks = {name: Gradient(model, exclude=left_out) for name, left_out in retained.items()}
+    return float(torch.linalg.vector_norm(ask_mean(engine, tasks)))
 
 
 def _steps(details: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from expunge.auditing.intervals import LEVEL, Interval, auc_interval, clopper_pearson, delong_covariance, placements
@@ -136,10 +135,10 @@ def loss_threshold_attack(
     weights = matched_weights(groups, other_groups)
     used = weights > 0
     others, weights = other_losses[used].double(), weights[used]
-    scores = torch.cat([-members, -others]).numpy()
-    truth = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
+    inside, outside = (-members).numpy(), (-others).numpy()
+    auc = float(placements(inside, outside, weights.numpy())[0].mean())
+    scores, truth = np.concatenate([inside, outside]), np.concatenate([np.ones(len(members)), np.zeros(len(others))])
     weight = torch.cat([torch.full((len(members),), 1.0 / len(members), dtype=torch.float64), weights]).numpy()
-    auc = float(roc_auc_score(truth, scores, sample_weight=weight))
     return Membership(auc, _success_rate(scores, truth, weight, seed))
 
 

@@ -5,11 +5,12 @@ Nothing is trained here but the attack's own small classifiers: callers train th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from scipy.optimize import minimize
+from scipy.special import expit
 from torch import Tensor
 
 from expunge.auditing.signals import Booleans, Floats, Values, as_masks, modified_entropy, scaled_confidence
@@ -91,17 +92,30 @@ def _log_odds(features: Floats, truth: Booleans, known: np.ndarray, queries: Flo
         own = known == label
         if min(truth[own].sum(), (~truth[own]).sum()) >= ENOUGH:
             asked = wanted == label
-            scores[asked] = _classifier(features[own], truth[own]).decision_function(queries[asked])
+            scores[asked] = _classifier(features[own], truth[own])(queries[asked])
             rest &= ~asked
     if rest.any():
-        scores[rest] = _classifier(features, truth).decision_function(queries[rest])
+        scores[rest] = _classifier(features, truth)(queries[rest])
     return scores
 
 
-def _classifier(features: Floats, truth: Booleans) -> LogisticRegression:
+def _classifier(features: Floats, truth: Booleans) -> Callable[[Floats], Floats]:
+    """Log-odds by logistic regression on standardised features, with a ridge of 1 on all but the intercept."""
+    mean, spread = features.mean(axis=0), features.std(axis=0)
+    spread = np.where(spread > 0, spread, 1.0)
+    rows = np.column_stack([(features - mean) / spread, np.ones(len(features))])
+    signs = np.where(truth, 1.0, -1.0)
     # Members and non-members count alike, whatever their numbers: classes' scores must share one zero.
-    classifier = LogisticRegression(class_weight="balanced", max_iter=1000)
-    return make_pipeline(StandardScaler(), classifier).fit(features, truth)
+    weights = len(truth) / 2 / np.where(truth, truth.sum(), (~truth).sum())
+
+    def penalised(beta: Floats) -> tuple[float, Floats]:
+        margins = signs * (rows @ beta)
+        ridge = np.append(beta[:-1], 0.0)
+        value = weights @ np.logaddexp(0.0, -margins) + 0.5 * ridge @ ridge
+        return float(value), rows.T @ (-weights * signs * expit(-margins)) + ridge
+
+    beta = minimize(penalised, np.zeros(rows.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 1000}).x
+    return lambda queries: np.asarray((queries - mean) / spread @ beta[:-1] + beta[-1], dtype=np.float64)
 
 
 def _features(logits: Tensor, labels: Tensor) -> Floats:

@@ -1,14 +1,8 @@
-"""Audit what was tried in a run: a verdict, membership attacks beside retrained models, and evidence without them.
-
-The retrained models serve three times: as what a verdict compares with, as the value that an attack has to come down
-to, and as the shadow models of LiRA and RMIA, since none of them saw the forgotten samples. A retrained model is
-attacked with the help of the others only.
-"""
+"""Audit what was tried in a run: a verdict, membership attacks beside retrained models, and evidence without them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from expunge.auditing.comparison import Comparison, Scores, beside_retrained
+from expunge.auditing.comparison import Scores
 from expunge.auditing.convexity import no_certificate
-from expunge.auditing.evidence import Evidence, Outputs, gather
-from expunge.auditing.lira import lira
-from expunge.auditing.rmia import rmia
-from expunge.auditing.verdict import RETRAINS, Judgement
-from expunge.bench.evaluation import Evaluation, Measured
+from expunge.auditing.evidence import engine_evidence
+from expunge.auditing.model_audit import ModelAudit, Panel
+from expunge.auditing.verdict import RETRAINS
+from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
-from expunge.bench.run_folder import RunFolder, Tried
+from expunge.bench.run_folder import RunFolder
 from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
@@ -36,24 +29,6 @@ from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain
 
-FEWEST_SHADOWS = 4
-"""LiRA needs a spread over shadows, and one of them is the target when a retrained model is attacked."""
-
-
-@dataclass(frozen=True)
-class MethodAudit:
-    """What was found about one method's model.
-
-    Attributes:
-        judgement: the verdict, its reason and its power.
-        attacks: by the attack's name, the trained, the unlearned and the retrained models side by side.
-        evidence: what can be said without retrained models.
-    """
-
-    judgement: Judgement
-    attacks: dict[str, Comparison]
-    evidence: tuple[Evidence, ...]
-
 
 @dataclass(frozen=True)
 class Audit:
@@ -62,13 +37,15 @@ class Audit:
     Attributes:
         results: the usual measures, with the verdict in every row.
         methods: by the method's name.
-        scores: of the strongest attack, by model ("trained", "retrained", and each method), for a picture.
+        attack: the name of the attack behind the scores: the one that tells most of the trained model's members.
+        scores: of this attack, by model ("trained", "retrained", and each method), for a picture.
         weights: of the non-members in it.
         certificate: why there is none, or that there can be one.
     """
 
     results: Results
-    methods: dict[str, MethodAudit]
+    methods: dict[str, ModelAudit]
+    attack: str | None
     scores: dict[str, Scores]
     weights: np.ndarray
     certificate: str
@@ -78,120 +55,32 @@ class Audit:
         return {
             "experiment": self.results.experiment,
             "certificate": self.certificate,
-            "methods": {
-                name: {
-                    "verdict": own.judgement.verdict.value,
-                    "reason": own.judgement.reason,
-                    "power": own.judgement.power.sentence if own.judgement.power is not None else None,
-                    "findings": [
-                        {
-                            "measure": found.measure.name,
-                            "value": found.value,
-                            "retrained": found.retrained,
-                            "low": None if found.low == -np.inf else found.low,
-                            "high": None if found.high == np.inf else found.high,
-                            "p_value": found.p_value,
-                            "deviates": found.deviates,
-                            "doing_nothing": nothing.value,
-                        }
-                        for found, nothing in zip(own.judgement.findings, own.judgement.doing_nothing, strict=True)
-                    ],
-                    "attacks": {attack: dataclasses.asdict(found) for attack, found in own.attacks.items()},
-                    "evidence": [dataclasses.asdict(found) for found in own.evidence],
-                }
-                for name, own in self.methods.items()
-            },
+            "attack": self.attack,
+            "methods": {name: own.as_dict() for name, own in self.methods.items()},
         }
 
 
 def audit(folder: RunFolder, name: str, federation: Federation) -> Audit:
     """Audit everything that was tried for one request, with the retrained models that are there."""
     request, results = folder.requests()[name], folder.results(name, federation)
-    evaluation = Evaluation(federation, request)
-    trained = folder.trained(federation)
-    before = evaluation.measure(trained.model)
+    evaluation, trained = Evaluation(federation, request), folder.trained(federation)
     tries = folder.tried(name, federation)
     references = [evaluation.measure(own.model) for own in tries if own.method == "retrain"]
-    weights = np.asarray(evaluation.non_member_weights())
-    methods: dict[str, MethodAudit] = {}
-    scores: dict[str, Scores] = {}
+    panel = Panel(evaluation.exam, evaluation.measure(trained.model), references)
+    measured = {own.method: evaluation.measure(own.model) for own in tries if own.method != "retrain"}
+    methods: dict[str, ModelAudit] = {}
     for own in tries:
-        if own.method == "retrain":
-            continue
-        after = evaluation.measure(own.model)
-        attacked = _attacked(evaluation, before, after, references)
-        attacks = {
-            attack: beside_retrained(found[0], found[1], found[2:], weights) for attack, found in attacked.items()
-        }
-        if attacked:
-            best = max(attacks, key=lambda attack: attacks[attack].trained.auc.value)
-            strongest = attacked[best]
-            scores |= {"trained": strongest[0], own.method: strongest[1], "retrained": strongest[2]}
-        judgement = evaluation.judgement(after, before, references)
-        evidence = _evidence(folder, federation, evaluation, trained, before, after, own, request)
-        methods[own.method] = MethodAudit(judgement, attacks, tuple(evidence))
+        if own.method != "retrain":
+            outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
+            evidence = engine_evidence(folder.engine(federation), trained.model, outcome, request)
+            methods[own.method] = panel.audit(measured[own.method], evidence)
+    attack, scores = panel.strongest, {}
+    if attack is not None:
+        drawn = {"trained": panel.before, **measured, "retrained": references[0]}
+        scores = {label: found[attack] for label, model in drawn.items() if (found := panel.scores(model))}
     reason = no_certificate(federation.model, CrossEntropy())
     certificate = reason or "A certificate is possible: see expunge.auditing.certificate."
-    return Audit(results, methods, scores, weights, certificate)
-
-
-def _attacked(
-    evaluation: Evaluation, before: Measured, after: Measured, references: Sequence[Measured]
-) -> dict[str, list[Scores]]:
-    """By the attack's name, the scores of the trained, the unlearned and each retrained model."""
-    if not references:
-        return {}
-    models = [before, after, *references]
-    found = {
-        label: [evaluation.scores(model, signal) for model in models]
-        for label, signal in (("loss", "loss"), ("modified entropy", "modified_entropy"))
-    }
-    if len(references) >= FEWEST_SHADOWS:
-        for label, signal, attack in (("RMIA", "loss", _rmia), ("LiRA", "confidence", _lira)):
-            signals = [evaluation.scores(model, signal) for model in models]
-            shadows = signals[2:]
-            found[label] = [
-                attack(target, [shadow for shadow in shadows if shadow is not target]) for target in signals
-            ]
-    return found
-
-
-def _lira(target: Scores, shadows: Sequence[Scores]) -> Scores:
-    """Offline: how far above what models without the sample give, in standard deviations."""
-    return _both(target, shadows, lambda own, table, masks: lira(own, table, masks, online=False))
-
-
-def _rmia(target: Scores, shadows: Sequence[Scores]) -> Scores:
-    """Offline, beside the non-members as population."""
-    population, table = np.asarray(target.others), np.stack([np.asarray(shadow.others) for shadow in shadows])
-    return _both(target, shadows, lambda own, rows, masks: rmia(own, rows, masks, population, table, online=False))
-
-
-def _both(target: Scores, shadows: Sequence[Scores], attack: Callable[..., np.ndarray]) -> Scores:
-    """An attack on members and non-members alike: no shadow was trained on either."""
-    scored = []
-    for part in ("members", "others"):
-        table = np.stack([np.asarray(getattr(shadow, part)) for shadow in shadows])
-        scored.append(attack(np.asarray(getattr(target, part)), table, np.zeros(table.shape, dtype=bool)))
-    return Scores(*scored)
-
-
-def _evidence(
-    folder: RunFolder,
-    federation: Federation,
-    evaluation: Evaluation,
-    trained: ServerState,
-    before: Measured,
-    after: Measured,
-    own: Tried,
-    request: Request,
-) -> list[Evidence]:
-    outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
-    outputs = tuple(Outputs(measured.forget_logits.cpu(), measured.test_logits.cpu()) for measured in (before, after))
-    labels = evaluation.forget_labels.cpu(), federation.dataset.test_labels.cpu()
-    return gather(
-        folder.engine(federation), trained.model, outcome, request, outputs=(outputs[0], outputs[1]), labels=labels
-    )
+    return Audit(results, methods, attack, scores, evaluation.exam.weights.numpy(), certificate)
 
 
 def retrain_more(

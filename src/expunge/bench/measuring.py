@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from expunge.auditing.exam import Measured
 from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
-from expunge.bench.evaluation import Evaluation, Measured, retrain_noise
+from expunge.bench.evaluation import Evaluation, retrain_noise
 from expunge.bench.results import Row, Series
 from expunge.bench.scenario import Federation
 from expunge.bench.settings import Contender, Setting, together

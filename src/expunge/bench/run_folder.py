@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expunge.bench.evaluation import Evaluation, Measured, noise_ranges, retrain_noise
+from expunge.auditing.exam import Measured
+from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.results import Results, Row, environment
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot

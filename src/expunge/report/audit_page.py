@@ -12,7 +12,8 @@ from expunge.auditing.comparison import Comparison
 from expunge.auditing.equivalence import Finding
 from expunge.auditing.intervals import Interval
 from expunge.auditing.membership import Attack
-from expunge.bench.auditing import Audit, MethodAudit
+from expunge.auditing.model_audit import ModelAudit
+from expunge.bench.auditing import Audit
 from expunge.report.audit_plots import audit_figures
 from expunge.report.audit_text import (
     EQUIVALENT_MEANS,
@@ -64,7 +65,7 @@ def render_audit(audit: Audit) -> str:
     Example:
         >>> import numpy as np
         >>> from expunge.bench.results import Results
-        >>> "No method" in render_audit(Audit(Results("demo", {}, {}, [], {}), {}, {}, np.ones(1), ""))
+        >>> "No method" in render_audit(Audit(Results("demo", {}, {}, [], {}), {}, None, {}, np.ones(1), ""))
         True
     """
     drawn = audit_figures(audit)
@@ -87,7 +88,7 @@ def render_audit(audit: Audit) -> str:
     return document(_TITLE, sections)
 
 
-def _card(method: str, own: MethodAudit) -> str:
+def _card(method: str, own: ModelAudit) -> str:
     found = own.judgement
     return (
         f'<section class="card result {verdict_kind(found.verdict)}"><p><a href="#{file_label(method)}">'
@@ -96,7 +97,7 @@ def _card(method: str, own: MethodAudit) -> str:
     )
 
 
-def _method(method: str, own: MethodAudit, drawn: dict[str, Figure]) -> str:
+def _method(method: str, own: ModelAudit, drawn: dict[str, Figure]) -> str:
     name = f"audit-verdict-{file_label(method)}"
     return "\n".join(
         [
@@ -173,7 +174,7 @@ def _gap(gap: Interval | None, before: Interval | None, percent: bool) -> str:
     return _judged(value, gap.covers(0)) + f"<small>{limits}</small>"
 
 
-def _evidence(own: MethodAudit) -> str:
+def _evidence(own: ModelAudit) -> str:
     kinds = {"for": "near", "against": "far", "neither": ""}
     items = "".join(
         f'<li><span class="{kinds[found.leaning]}">{escape(found.what)} {_LEANINGS[found.leaning]}</span>:'

@@ -13,7 +13,7 @@ from expunge.auditing.comparison import Scores
 from expunge.auditing.intervals import placements
 from expunge.auditing.signals import Floats
 from expunge.bench.auditing import Audit
-from expunge.report.audit_text import NO_RETRAINS, strongest_attack
+from expunge.report.audit_text import NO_RETRAINS
 from expunge.report.audit_verdict import verdict_plot
 from expunge.report.layout import file_label, method_name
 from expunge.report.palette import FAINT, FONT, INK, colours, line_style, plain_log_scale, write_instead
@@ -44,7 +44,7 @@ def scores_plot(audit: Audit) -> Figure:
 
     Example:
         >>> from expunge.bench.results import Results
-        >>> figure = scores_plot(Audit(Results("demo", {}, {}, [], {}), {}, {}, np.ones(1), ""))
+        >>> figure = scores_plot(Audit(Results("demo", {}, {}, [], {}), {}, None, {}, np.ones(1), ""))
         >>> figure.axes[0].texts[0].get_text().startswith("No retrained models")
         True
     """
@@ -65,7 +65,7 @@ def scores_plot(audit: Audit) -> Figure:
         axes.set_yticks([_MIDDLE - _ROW * row for row in range(len(models))], [_label(model) for model in models])
         axes.set_ylim(-_ROW * (len(models) - 1) - 0.08, 1.12)
         axes.set_xlim(edges[0], edges[-1])
-        axes.set_xlabel(f"{strongest_attack(audit) or 'score'}: further right looks more like training data")
+        axes.set_xlabel(f"{audit.attack or 'score'}: further right looks more like training data")
         axes.tick_params(axis="y", length=0)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.set_title("filled: forgotten samples  ·  line: samples that nobody trained on", fontsize=11, loc="left")
@@ -120,7 +120,7 @@ def roc_plot(audit: Audit) -> Figure:
     Example:
         >>> from expunge.bench.results import Results
         >>> scores = {"trained": Scores(members=[2.0, 3.0], others=[0.0, 1.0])}
-        >>> axes = roc_plot(Audit(Results("demo", {}, {}, [], {}), {}, scores, np.ones(2), "")).axes[0]
+        >>> axes = roc_plot(Audit(Results("demo", {}, {}, [], {}), {}, "loss", scores, np.ones(2), "")).axes[0]
         >>> axes.get_xscale(), axes.get_yscale()
         ('log', 'log')
     """
@@ -156,7 +156,7 @@ def roc_plot(audit: Audit) -> Figure:
             axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g}%"))
         axes.set_xlabel("non-members taken for members (false positive rate)")
         axes.set_ylabel("forgotten samples found (true positive rate)")
-        axes.set_title(f"{strongest_attack(audit) or 'attack'} on each model", fontsize=11, loc="left")
+        axes.set_title(f"{audit.attack or 'attack'} on each model", fontsize=11, loc="left")
         axes.grid(color="#eeeeee", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="lower right", fontsize=9.5, framealpha=0.9)

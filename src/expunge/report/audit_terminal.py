@@ -9,7 +9,7 @@ from rich.text import Text
 
 from expunge.auditing.comparison import Comparison
 from expunge.bench.auditing import Audit
-from expunge.report.audit_text import mean_auc, mean_tpr, power_sentences, strongest_attack, verdict_kind
+from expunge.report.audit_text import mean_auc, mean_tpr, power_sentences, verdict_kind
 from expunge.report.layout import method_name
 from expunge.report.measures import MISSING
 
@@ -24,7 +24,7 @@ def terminal_audit(audit: Audit, width: int = 100) -> list[RenderableType]:
     Example:
         >>> import numpy as np
         >>> from expunge.bench.results import Results
-        >>> parts = terminal_audit(Audit(Results("demo", {}, {}, [], {}), {}, {}, np.ones(1), "No certificate."))
+        >>> parts = terminal_audit(Audit(Results("demo", {}, {}, [], {}), {}, None, {}, np.ones(1), "No certificate."))
         >>> parts[-1].plain
         'No certificate.'
     """
@@ -53,8 +53,10 @@ def _attacks(audit: Audit, width: int) -> Table:
     """A line a model: the AUC of each attack that fits, the strongest last, and this one's TPR."""
     compared = {method: own.attacks for method, own in audit.methods.items() if own.attacks}
     first = next(iter(compared.values()))
-    strongest = strongest_attack(audit) or ""
-    shown = list(first)[-max(1, (width - _METHOD_WIDTH - 12) // _ATTACK_WIDTH) :]
+    strongest = audit.attack or ""
+    shown = sorted(first, key=lambda attack: attack == strongest)[
+        -max(1, (width - _METHOD_WIDTH - 12) // _ATTACK_WIDTH) :
+    ]
     table = _table("Membership attacks: AUC")
     table.caption = Text(
         "To be met is the retrained models' value, not 0.5. ✓: no gap to it is seen; ✗: there is one; no mark: there"

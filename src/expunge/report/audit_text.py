@@ -79,18 +79,6 @@ def range_text(interval: Interval, percent: bool = False, sign: bool = False) ->
     return value, f"[{low}, {high}]"
 
 
-def strongest_attack(audit: Audit) -> str | None:
-    """The attack that the pictures show: the last of each method's.
-
-    Example:
-        >>> import numpy as np
-        >>> from expunge.bench.results import Results
-        >>> strongest_attack(Audit(Results("demo", {}, {}, [], {}), {}, {}, np.ones(1), "")) is None
-        True
-    """
-    return next((next(reversed(own.attacks)) for own in audit.methods.values() if own.attacks), None)
-
-
 def power_sentences(audit: Audit) -> list[str]:
     """What could have been told; methods beside the same retrained models share a sentence."""
     powers = (own.judgement.power for own in audit.methods.values())

@@ -1,0 +1,210 @@
+"""All that an audit says of one model, put together in one place for benchmark federations and for users' own models.
+
+The retrained models serve three times: as what a verdict compares with, as the value that an attack has to come down
+to, and as the shadow models of the attacks, since none of them saw the forgotten samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from expunge.auditing.attacks import attack_scores
+from expunge.auditing.comparison import Comparison, Scores, beside_retrained
+from expunge.auditing.equivalence import Finding
+from expunge.auditing.evidence import Evidence, Outputs, held_out_evidence
+from expunge.auditing.exam import Exam, Measured
+from expunge.auditing.klom import FEWEST_RETRAINED, Klom, klom
+from expunge.auditing.membership import measure_attack
+from expunge.auditing.power import Power
+from expunge.auditing.signals import scaled_confidence
+from expunge.auditing.verdict import Judgement, Verdict
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which models were looked at, when, and by which version.
+
+    Attributes:
+        before: digest of the trained model.
+        after: of the judged one.
+        retrained: of every retrained one.
+        date: in UTC.
+        version: of expunge.
+    """
+
+    before: str
+    after: str
+    retrained: tuple[str, ...]
+    date: str
+    version: str
+
+
+@dataclass(frozen=True)
+class KlomOfTwo:
+    """KLoM of the trained and of the judged model, each as the one model that it is."""
+
+    before: Klom
+    after: Klom
+
+
+@dataclass(frozen=True)
+class ModelAudit:
+    """What was found about one model.
+
+    Attributes:
+        judgement: the verdict, its reason, its power, and every measure behind it.
+        attacks: by the attack's name, the trained, the judged and the retrained models side by side.
+        evidence: what can be said without retrained models.
+        provenance: which models these were, and when they were looked at.
+        klom: divergence of margins on the forgotten data (Georgiev et al. 2024), or None with too few retrained models.
+    """
+
+    judgement: Judgement
+    attacks: dict[str, Comparison]
+    evidence: tuple[Evidence, ...]
+    provenance: Provenance
+    klom: KlomOfTwo | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """One word."""
+        return self.judgement.verdict
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        return self.judgement.reason
+
+    @property
+    def power(self) -> Power | None:
+        """What could have been told."""
+        return self.judgement.power
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every measure of the model beside the retrained ones."""
+        return self.judgement.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        pairs = zip(self.judgement.findings, self.judgement.doing_nothing, strict=True)
+        origin = self.provenance
+        return {
+            "verdict": self.verdict.value,
+            "reason": self.reason,
+            "power": self.power.sentence if self.power is not None else None,
+            "findings": [_plain(found, nothing) for found, nothing in pairs],
+            "attacks": {attack: dataclasses.asdict(found) for attack, found in self.attacks.items()},
+            "klom": dataclasses.asdict(self.klom) if self.klom is not None else None,
+            "evidence": [dataclasses.asdict(found) for found in self.evidence],
+            "models": {"before": origin.before, "after": origin.after, "retrained": list(origin.retrained)},
+            "date": origin.date,
+            "expunge": origin.version,
+        }
+
+    def __str__(self) -> str:
+        """For a reader: the verdict, every measure, the attacks and the evidence, a line each."""
+        lines = [f"{self.verdict.value}: {self.reason}"]
+        lines += [self.power.sentence] if self.power is not None else []
+        lines += [_finding_line(*pair) for pair in zip(self.findings, self.judgement.doing_nothing, strict=True)]
+        lines += [_attack_line(attack, found) for attack, found in self.attacks.items()]
+        if self.klom is not None:
+            was, is_now = self.klom.before, self.klom.after
+            lines.append(f"  KLoM: {is_now.value:.3f}, retrained {is_now.noise_floor:.3f}, before {was.value:.3f}")
+        lines += [f"  {found.what} ({found.leaning}): {found.sentence}" for found in self.evidence]
+        return "\n".join(lines)
+
+
+class Panel:
+    """The models that others stand beside, the trained and the retrained ones, and what attacks make of each."""
+
+    def __init__(self, exam: Exam, before: Measured, retrained: Sequence[Measured]) -> None:
+        self.exam, self.before, self.retrained = exam, before, tuple(retrained)
+        self._scores: dict[Measured, dict[str, Scores]] = {}
+
+    def audit(self, after: Measured, evidence: Iterable[Evidence] = ()) -> ModelAudit:
+        """Judge a model; what else is known about it is added to the evidence."""
+        judgement = self.exam.judgement(after, self.before, self.retrained)
+        provenance = _provenance(self.before, after, self.retrained)
+        if not after.is_finite:
+            broken = Evidence("outputs", "against", "Some outputs are NaN or infinite: the model is of no use.", {})
+            return ModelAudit(judgement, {}, (broken,), provenance)
+        before, own = self.scores(self.before), self.scores(after)
+        others = [self.scores(model) for model in self.retrained]
+        weights = self.exam.weights.numpy()
+        attacks = {
+            attack: beside_retrained(before[attack], own[attack], [other[attack] for other in others], weights)
+            for attack in own
+        }
+        return ModelAudit(judgement, attacks, (self._held_out(after), *evidence), provenance, self._klom(after))
+
+    def scores(self, model: Measured) -> dict[str, Scores]:
+        """What each attack makes of a model; nothing where there is no retrained one to compare with."""
+        if not self.retrained or not model.is_finite:
+            return {}
+        if model not in self._scores:
+            self._scores[model] = attack_scores(self.exam, model, self.retrained)
+        return self._scores[model]
+
+    @cached_property
+    def strongest(self) -> str | None:
+        """The attack that tells most of the trained model's members; None where there is none."""
+        weights = self.exam.weights.numpy()
+        reached = {
+            attack: measure_attack(found.members, found.others, weights).auc.value
+            for attack, found in self.scores(self.before).items()
+        }
+        return max(reached, key=lambda attack: reached[attack], default=None)
+
+    def _held_out(self, after: Measured) -> Evidence:
+        before, now = (Outputs(own.forget_logits.cpu(), own.test_logits.cpu()) for own in (self.before, after))
+        return held_out_evidence(before, now, self.exam.forgotten[1].cpu(), self.exam.unseen[1].cpu())
+
+    def _klom(self, after: Measured) -> KlomOfTwo | None:
+        if len(self.retrained) < FEWEST_RETRAINED:
+            return None
+        before, now, *others = (
+            scaled_confidence(own.forget_logits.cpu(), self.exam.forgotten[1].cpu())
+            for own in (self.before, after, *self.retrained)
+        )
+        return KlomOfTwo(*(klom(own[None], np.stack(others)) for own in (before, now)))
+
+
+def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured]) -> Provenance:
+    from expunge import __version__  # the package's front door imports this room
+
+    digests = tuple(own.model.digest for own in retrained)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Provenance(before.model.digest, after.model.digest, digests, now, __version__)
+
+
+def _plain(found: Finding, nothing: Finding) -> dict[str, Any]:
+    return {
+        "measure": found.measure.name,
+        "value": found.value,
+        "retrained": found.retrained,
+        "low": None if found.low == -np.inf else found.low,
+        "high": None if found.high == np.inf else found.high,
+        "p_value": found.p_value,
+        "deviates": found.deviates,
+        "doing_nothing": nothing.value,
+    }
+
+
+def _finding_line(found: Finding, nothing: Finding) -> str:
+    show, mark = found.measure.shown, "  told apart" if found.deviates else ""
+    values = f"{show(found.value)}, retrained {show(found.retrained)}, before {show(nothing.value)}"
+    return f"  {found.measure.label}: {values}{mark}"
+
+
+def _attack_line(attack: str, found: Comparison) -> str:
+    goal = float(np.mean([own.auc.value for own in found.retrained]))
+    values = f"{found.unlearned.auc.value:.3f}, retrained {goal:.3f}, before {found.trained.auc.value:.3f}"
+    return f"  AUC of the attack {attack}: {values}"
