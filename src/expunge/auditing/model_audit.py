@@ -25,6 +25,7 @@ from expunge.auditing.membership import measure_attack
 from expunge.auditing.power import Power
 from expunge.auditing.signals import scaled_confidence
 from expunge.auditing.verdict import Judgement, Verdict
+from expunge.version import __version__
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,6 @@ class Panel:
 
 
 def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured]) -> Provenance:
-    from expunge import __version__  # the package's front door imports this room
-
     digests = tuple(own.model.digest for own in retrained)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Provenance(before.model.digest, after.model.digest, digests, now, __version__)
