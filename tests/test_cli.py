@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from data.idx_files import idx
 from expunge import cli
 from expunge.bench.results import Results
+from expunge.federation.keeping.memory import Memory
 from expunge.unlearning.registry import methods
 
 TINY = ("--rounds", "1", "--clients", "3", "--epochs", "1", "--model", "softmax")
@@ -75,11 +76,12 @@ class TestEndToEnd:
             "trained/memory.safetensors",
             "trained/model.safetensors",
         }
-        assert set(load_file(pristine / "trained" / "memory.safetensors")) == {f"client-{i}" for i in range(3)}
+        vectors = Memory.load(pristine / "trained" / "memory.safetensors")
+        assert set(vectors.clients) == {f"client-{i}" for i in range(3)}
 
     @pytest.mark.slow
     def test_forget_show_erase_and_forget_another(self, run, expunge):
-        vector = load_file(run / "trained" / "memory.safetensors")["client-0"].numpy().tobytes()
+        vector = Memory.load(run / "trained" / "memory.safetensors")._vectors["client-0"].numpy().tobytes()
         trained = tree(run / "trained")
         code, out, err = expunge("forget", run, "--client", "client-0")
         assert (code, out) == (0, "")
@@ -112,7 +114,7 @@ class TestEndToEnd:
         assert {"results.json", "report.html"} <= evidence  # numbers and plots stay, weights and vectors do not
         assert {path.parent for path in run.rglob("*.safetensors")} == {run / "trained"}
         assert not [file for file in run.rglob("*") if file.is_file() and vector in file.read_bytes()]
-        memory = load_file(run / "trained" / "memory.safetensors")
+        memory = Memory.load(run / "trained" / "memory.safetensors")._vectors
         assert set(memory) == {"client-1", "client-2"}
         torch.testing.assert_close(memory["client-1"], -memory["client-2"], atol=1e-5, rtol=1e-3)
 

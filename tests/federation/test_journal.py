@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import expunge
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, NumericalError, RequestError
@@ -153,8 +154,9 @@ def test_a_journal_of_another_version_is_refused(engine, journal):
 
 def test_a_half_written_round_is_as_if_it_had_not_been(engine, journal):
     JournaledEngine(engine, journal).ask(gradients())
-    (journal.folder / "0000.safetensors").rename(journal.folder / "0000.unfinished")
-    cut(journal.folder / "0000.unfinished")
+    (journal.folder / ".staging-1-x").mkdir()
+    (journal.folder / "0000.safetensors").rename(journal.folder / ".staging-1-x" / "0000.safetensors")
+    cut(journal.folder / ".staging-1-x" / "0000.safetensors")
     again = JournaledEngine(engine, journal)
     again.ask(gradients())
     assert len(engine.asked) == 2
@@ -211,7 +213,8 @@ def test_another_request_is_refused(tmp_path):
 
 
 def start(folder: Path, *moments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    places = [str(Path(__file__).parents[1]), str(Path(expunge.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     script = [sys.executable, str(Path(__file__).with_name("worked.py")), str(folder), *moments]
     return subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -19,7 +19,7 @@ from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.engine import Cost, Engine
 from expunge.federation.engines.local import LocalEngine
-from expunge.federation.keeping import journal as journal_module
+from expunge.federation.keeping import files
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import train
@@ -55,7 +55,7 @@ def die() -> None:
 def main(folder: Path, moment: str = "", number: int = -1) -> None:
     journal = Journal(folder / "journal")
     engine: Any = local_engine()
-    ask, write, to_disk = engine.ask, journal.write, journal_module.to_disk
+    ask, write, to_disk = engine.ask, journal.write, files.to_disk
 
     def asking(tasks: Any) -> Any:
         replies = ask(tasks)
@@ -64,7 +64,7 @@ def main(folder: Path, moment: str = "", number: int = -1) -> None:
         return replies
 
     def writing(path: Path) -> None:
-        if moment == "writing" and path.name == f"{number:04}.unfinished":
+        if moment == "writing" and path.name == f"{number:04}.safetensors":
             path.write_bytes(path.read_bytes()[:-5])  # what the disk may hold when the machine stops
             die()
         to_disk(path)
@@ -74,7 +74,7 @@ def main(folder: Path, moment: str = "", number: int = -1) -> None:
         if moment == "written" and this == number:
             die()
 
-    engine.ask, journal.write, journal_module.to_disk = asking, written, writing  # type: ignore[method-assign]
+    engine.ask, journal.write, files.to_disk = asking, written, writing  # type: ignore[method-assign]
     parameters, cost = forget(JournaledEngine(engine, journal), TRAJECTORY)
     save_file({"parameters": parameters}, folder / "outcome.safetensors")
     (folder / "cost.json").write_text(json.dumps(cost.as_dict()))

@@ -178,7 +178,7 @@ def test_partial_participation_and_a_failed_site(tmp_path):
     grid.handle = handle
     start(grid, recorder(tmp_path / "store"))
     assert trained["rounds"] == 7
-    shares = json.loads(_metadata(tmp_path / "store")["rounds"])
+    shares = json.loads(_metadata(tmp_path / "store")["expunge"].partition(" ")[2])["content"]["rounds"]
     assert [sorted(each) for each in shares] == [["ada", "bob"], ["bob", "cyd"], ["ada", "bob", "cyd"]]
     assert shares[0]["ada"] == pytest.approx(9 / 14)
     memory = kept(tmp_path / "store").memory
@@ -196,7 +196,7 @@ def _metadata(store):
 
 def test_sampled_sites(tmp_path):
     start(federation(), recorder(tmp_path / "store", FedAvg(fraction_train=0.7)), rounds=4)
-    shares = json.loads(_metadata(tmp_path / "store")["rounds"])
+    shares = json.loads(_metadata(tmp_path / "store")["expunge"].partition(" ")[2])["content"]["rounds"]
     assert [len(each) for each in shares] == [2, 2, 2, 2]
 
 
@@ -215,7 +215,7 @@ def test_a_strategy_that_does_not_average_is_refused(tmp_path, strategy):
     chosen = strategy()
     with pytest.raises(RequestError, match=f"^{type(chosen).__name__} does not take the plain weighted mean"):
         start(federation(), recorder(tmp_path / "store", chosen))
-    rounds = StateStore(tmp_path / "store").book.number
+    rounds = StateStore(tmp_path / "store").book.state
     assert rounds == (1 if isinstance(chosen, FedAvgM) and chosen.server_momentum else 0)  # momentum begins with 2
 
 
@@ -234,7 +234,7 @@ def test_a_reply_with_a_nan_is_reported_by_name_and_not_recorded(tmp_path):
 
     with pytest.raises(DataError, match="'bob'"):
         start(federation(spoil=spoil), recorder(tmp_path / "store"))
-    assert StateStore(tmp_path / "store").book.number == 1
+    assert StateStore(tmp_path / "store").book.state == 1
     kept(tmp_path / "store").model.require_finite()
 
 

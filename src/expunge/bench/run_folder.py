@@ -27,8 +27,9 @@ from expunge.errors import DataError
 from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.checkpoint import load_snapshot
-from expunge.federation.keeping.files import appear, load_state, read_json, require_new, save_state
+from expunge.federation.keeping.files import appear, read_json, require_new
 from expunge.federation.keeping.state import ServerState
+from expunge.federation.keeping.state_files import load_state, save_state
 from expunge.federation.training.plan import Schedule
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request

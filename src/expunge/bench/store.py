@@ -23,20 +23,13 @@ from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCe
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost
-from expunge.federation.keeping.files import (
-    appear,
-    load_state,
-    read_json,
-    require_writable,
-    save_state,
-    tidy,
-    write_whole,
-)
+from expunge.federation.keeping.files import appear, read_json, require_writable, tidy, write_whole
 from expunge.federation.keeping.state import ServerState
+from expunge.federation.keeping.state_files import kept_in, load_state, save_state
 from expunge.federation.training.plan import Schedule
 from expunge.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 """Of the folder; another one is refused."""
 
 
@@ -101,7 +94,8 @@ class Store:
             self.make(other)
         state, cost, record = cell.make(self)
         schedule = dataclasses.asdict(state.schedule) if state.schedule is not None else None
-        content = {"cell": described(cell), "cost": cost.as_dict(), "schedule": schedule, **record}
+        kept = kept_in(state)
+        content = {"cell": described(cell), "cost": cost.as_dict(), "schedule": schedule, "kept": kept, **record}
         federation = self.federation(cell.scenario)
 
         def fill(folder: Path) -> None:
@@ -114,7 +108,7 @@ class Store:
         """A finished cell."""
         record = read_json(self.path(cell) / "cell.json")
         schedule = Schedule(**record["schedule"]) if record["schedule"] else None
-        state = load_state(self.federation(cell.scenario).model, self.path(cell), schedule)
+        state = load_state(self.federation(cell.scenario).model, self.path(cell), schedule, record["kept"])
         return Kept(state, Cost(**record["cost"]), record)
 
     def federation(self, scenario: Scenario) -> Federation:

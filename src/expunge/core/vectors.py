@@ -79,6 +79,23 @@ def weighted_sum(vectors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     return total
 
 
+def tensors_digest(named: Iterable[tuple[str, Tensor]], text: str = "") -> str:
+    """SHA-256 of a text and of named tensors: their names, types, shapes and bytes, in this order.
+
+    Example:
+        >>> ones = [("a", torch.ones(2))]
+        >>> tensors_digest(ones) == tensors_digest([("a", torch.ones(2))])
+        True
+        >>> tensors_digest(ones) in (tensors_digest(ones, "text"), tensors_digest([("b", torch.ones(2))]))
+        False
+    """
+    state = hashlib.sha256(text.encode())
+    for name, tensor in named:
+        state.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        state.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """What a federation's model is at one moment: the flat parameters, and the buffers apart.
@@ -142,11 +159,7 @@ class Snapshot:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of parameters and buffers: two snapshots are the same model if and only if it agrees."""
-        state = hashlib.sha256()
-        for name, tensor in [("", self.parameters), *sorted(self.buffers.items())]:
-            state.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-            state.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return state.hexdigest()
+        return tensors_digest([("", self.parameters), *sorted(self.buffers.items())])
 
     @property
     def stored_bytes(self) -> int:

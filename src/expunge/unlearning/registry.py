@@ -91,7 +91,8 @@ class Method:
         """Run it with its own options."""
         recovers = getattr(self.options, "recovery", None) is not None and not self.name.endswith(RECOVERY)
         outcome = self.function(engine, state, request, self.options)
-        return replace(outcome, method=self.name + (RECOVERY if recovers else ""))
+        name, warnings = self.name + (RECOVERY if recovers else ""), (*state.lost, *outcome.warnings)
+        return replace(outcome, method=name, warnings=warnings)
 
 
 _METHODS: dict[str, Method] = {}

@@ -1,4 +1,8 @@
-"""Files and folders that appear whole or not at all, and a server's state inside a folder."""
+"""Files and folders that appear whole or not at all, also where the machine loses power.
+
+What is being written lies in a folder ``.staging-PROCESS-...`` beside its place, which nobody else may look into, and
+then takes its place in one move. Where a process dies, that folder is left, and removed by ``tidy``.
+"""
 
 from __future__ import annotations
 
@@ -7,74 +11,86 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import nn
 
 from expunge.errors import DataError, RequestError
-from expunge.federation.keeping.checkpoint import load_snapshot, save_snapshot
-from expunge.federation.keeping.history import History
-from expunge.federation.keeping.memory import Memory
-from expunge.federation.keeping.shards import Shards
-from expunge.federation.keeping.state import ServerState
-from expunge.federation.training.plan import Schedule
 
 STAGING = ".staging-"
 """What half-made folders begin with; then comes the process."""
 
-
-def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
-    """Write the state's model, of this architecture, and whatever else it keeps, one safetensors file each."""
-    folder.mkdir(exist_ok=True)
-    if state.shards is not None:
-        state.shards.save(folder / "shards.safetensors")  # the model is theirs
-    else:
-        save_snapshot(state.model, model, folder / "model.safetensors")
-    if state.memory is not None:
-        state.memory.save(folder / "memory.safetensors")
-    if state.history is not None:
-        state.history.save(folder / "history.safetensors")
-    for file in (*folder.iterdir(), folder):
-        to_disk(file)
+_ASIDE = ".old-"  # stands in the name of a folder that makes room for another, before its own name
 
 
-def load_state(model: nn.Module, folder: Path, schedule: Schedule | None) -> ServerState:
-    """Read it back onto the architecture's device; what is kept beside the model goes there when it is used."""
-    device = next(model.parameters()).device
-    memory_file, history_file = folder / "memory.safetensors", folder / "history.safetensors"
-    memory = Memory.load(memory_file) if memory_file.exists() else None
-    history = History.load(history_file) if history_file.exists() else None
-    if (shards_file := folder / "shards.safetensors").exists():
-        shards = Shards.load(shards_file, device)
-        return ServerState(shards.model, schedule, memory, history, shards)
-    return ServerState(load_snapshot(model, folder / "model.safetensors"), schedule, memory, history)
+@contextmanager
+def staging(target: Path) -> Iterator[Path]:
+    """A folder beside the target, for what is being written; it is gone afterwards, unless it was moved."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix=f"{STAGING}{os.getpid()}-", dir=target.parent))
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+@contextmanager
+def whole(path: Path, *, private: bool = True) -> Iterator[Path]:
+    """A place to write a file, which then takes the place of ``path`` in one move.
+
+    Args:
+        path: where it will be.
+        private: whether only the owner may read it, as vectors and models.
+    """
+    with staging(path) as own:
+        yield own / path.name
+        if private:
+            (own / path.name).chmod(0o600)
+        to_disk(own / path.name)
+        (own / path.name).replace(path)
+        to_disk(path.parent)
+
+
+def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a text file whole or not at all."""
+    try:
+        with whole(path, private=private) as file:
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"Cannot write {path}: {error.strerror or error}.") from error
 
 
 def appear(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder beside its place and move it there, so that it is whole or not there.
+    """Fill a folder beside its place and move it there, so that it is whole or not there; only its owner may enter.
 
     One that is there already is moved aside first; where another process was quicker, its folder stays.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f"{STAGING}{os.getpid()}-", dir=target.parent))
-        try:
-            fill(staging)
-            staging.chmod(0o755)
-            if target.exists():
-                target.rename(staging.with_name(staging.name + ".old"))
-            with suppress(FileExistsError):
-                _move(staging, target)
-        finally:
-            for rest in (staging, staging.with_name(staging.name + ".old")):
-                shutil.rmtree(rest, ignore_errors=True)
+        with staging(target) as own:
+            fill(own)
+            _settle(own)
+            aside = own.with_name(own.name + _ASIDE + target.name)
+            try:
+                if target.exists():
+                    target.rename(aside)
+                with suppress(FileExistsError):
+                    _move(own, target)
+                to_disk(target.parent)
+            finally:
+                _put_back_or_remove(aside)
     except (OSError, SafetensorError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise RequestError(f"{target} cannot be written: {reason}.") from problem
+
+
+def _settle(folder: Path) -> None:
+    """Everything in it for the owner only, and on the disk itself."""
+    for place in (*folder.rglob("*"), folder):
+        place.chmod(0o700 if place.is_dir() else 0o600)
+        to_disk(place)
 
 
 def _move(folder: Path, target: Path) -> None:
@@ -86,12 +102,33 @@ def _move(folder: Path, target: Path) -> None:
         raise
 
 
-def tidy(folder: Path) -> None:
-    """Remove what processes that are no more have left half-made."""
-    for staging in folder.glob(f"{STAGING}*"):
-        number = staging.name.removeprefix(STAGING).partition("-")[0]
-        if number.isdigit() and not _is_running(int(number)):
-            shutil.rmtree(staging, ignore_errors=True)
+def _put_back_or_remove(left: Path) -> None:
+    """What was moved aside goes back where nothing has taken its place; everything else is removed."""
+    _, aside, name = left.name.partition(_ASIDE)
+    if aside and left.exists() and not left.with_name(name).exists():
+        left.rename(left.with_name(name))
+    else:
+        remove(left)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder with all that is in it; an error where it cannot be deleted."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        raise RequestError(f"{folder} cannot be deleted: remove it yourself, and start again.")
+
+
+def tidy(folder: Path, *, alone: bool = False) -> None:
+    """Remove what processes that are no more have left half-made.
+
+    Args:
+        folder: where to look.
+        alone: that no other process writes there; else those are spared that are still running.
+    """
+    for left in folder.glob(f"{STAGING}*"):
+        number = left.name.removeprefix(STAGING).partition("-")[0]
+        if alone or (number.isdigit() and not _is_running(int(number))):
+            _put_back_or_remove(left)
 
 
 def _is_running(process: int) -> bool:
@@ -104,21 +141,6 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        to_disk(temporary)
-        temporary.replace(path)
-        to_disk(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise RequestError(f"Cannot write {path}: {error.strerror or error}.") from error
-
-
 def to_disk(path: Path) -> None:
     """Wait until a file or folder is on the disk itself: a crash of the machine must find it there."""
     handle = os.open(path, os.O_RDONLY)
@@ -129,11 +151,13 @@ def to_disk(path: Path) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The content of a file that we wrote."""
+    """The object in a JSON file; anything else there is refused."""
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as problem:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
         raise DataError(f"{file} cannot be read: it is damaged.") from problem
+    if not isinstance(content, dict):
+        raise DataError(f"{file} cannot be read: it is damaged or not ours.")
     return content
 
 

@@ -7,19 +7,19 @@ there are many of them and they are needed one round at a time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
-from expunge.federation.keeping.checkpoint import pack, unpack
+from expunge.federation.keeping.tensor_file import read_tensors, reading, write_tensors
+from expunge.federation.messages.snapshots import pack_snapshot, unpack_snapshot
+
+KIND, VERSION = "history", 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,22 +102,25 @@ class History:
 
     def save(self, path: Path) -> None:
         """Write it to one safetensors file."""
-        tensors, initial = pack(self.initial, "initial/")
+        tensors, initial = pack_snapshot(self.initial)
         for stored in self._rounds:
-            tensors |= {f"{stored.number}/{name}": update.contiguous() for name, update in stored.updates.items()}
-        rounds = [{"number": stored.number, "counts": dict(stored.counts)} for stored in self._rounds]
-        save_file(tensors, path, metadata={"history": json.dumps({"initial": initial, "rounds": rounds})})
+            tensors |= {f"{stored.number}/{index}": update for index, update in enumerate(stored.updates.values())}
+        rounds = [
+            {"number": stored.number, "counts": {name: stored.counts[name] for name in stored.updates}}
+            for stored in self._rounds
+        ]
+        write_tensors(path, KIND, VERSION, tensors, {"initial": initial, "rounds": rounds})
 
     @classmethod
     def load(cls, path: Path) -> History:
-        """Read it back."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                described = json.loads((file.metadata() or {})["history"])
-                history = cls(unpack(file.get_tensor, "initial/", described["initial"]))
-                for stored in described["rounds"]:
-                    updates = {name: file.get_tensor(f"{stored['number']}/{name}") for name in stored["counts"]}
-                    history.record(stored["number"], updates, stored["counts"])
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RequestError, DataError) as problem:
-            raise DataError(f"The history file {path} cannot be read: {problem}.") from problem
+        """Read it back; a file of an older version is refused."""
+        found = read_tensors(path, KIND, VERSION)
+        with reading(path, KIND):
+            if found.content is None:
+                raise ValueError("it is not ours or of an older version, so train again with this one")
+            history = cls(unpack_snapshot(found.content["initial"], found.tensors))
+            for stored in found.content["rounds"]:
+                names = enumerate(stored["counts"])
+                updates = {name: found.tensors[f"{stored['number']}/{index}"] for index, name in names}
+                history.record(stored["number"], updates, stored["counts"])
         return history

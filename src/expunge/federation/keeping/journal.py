@@ -14,18 +14,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from expunge.errors import DataError, RequestError
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.engine import Cost, Engine
-from expunge.federation.keeping.files import read_json, to_disk, write_whole
+from expunge.federation.keeping.files import read_json, tidy, write_whole
+from expunge.federation.keeping.tensor_file import read_tensors, reading, write_tensors
 from expunge.federation.messages.tasks import Reply, Task
 from expunge.federation.messages.wire import Packed, pack, unpack
+
+KIND, VERSION = "journal", 2
 
 _CLIENTS = "clients.json"
 
@@ -60,12 +60,16 @@ class Journal:
         """Round ``number``, from 0; None where it has not been written."""
         if not self._file(number).exists():
             return None
+        file = self._file(number)
         try:
-            with safe_open(self._file(number), framework="pt") as file:
-                told = json.loads(file.metadata()["round"])
-                replies = {name: self._reply(file, index, entry) for index, (name, entry) in enumerate(told["replies"])}
-            return Round(told["asked"], replies, Cost(**told["cost"]))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
+            found = read_tensors(file, KIND, VERSION)
+            with reading(file, KIND):
+                told, replies = found.content, {}
+                for index, (name, entry) in enumerate(told["replies"]):
+                    own = {key: found.tensors[f"{index}:{key}"] for key in entry["tensors"]}
+                    replies[name] = Packed(own, entry["described"])
+                return Round(told["asked"], replies, Cost(**told["cost"]))
+        except DataError as problem:
             raise DataError(
                 f"The journal {self.folder} is damaged: delete it and start the request again."
             ) from problem
@@ -74,18 +78,14 @@ class Journal:
         """Put a round on disk; when this returns, it outlives a crash of the machine."""
         tensors, told = {}, []
         for index, (name, packed) in enumerate(finished.replies.items()):
-            tensors.update({f"{index}:{key}": tensor.clone() for key, tensor in packed.tensors.items()})
-            told.append((name, {"described": packed.described, "tensors": list(packed.tensors), "is": packed.digest}))
-        described = {"asked": finished.asked, "replies": told, "cost": finished.cost.as_dict()}
-        temporary = self._file(number).with_suffix(".unfinished")
+            tensors.update({f"{index}:{key}": tensor for key, tensor in packed.tensors.items()})
+            told.append((name, {"described": packed.described, "tensors": list(packed.tensors)}))
+        content = {"asked": finished.asked, "replies": told, "cost": finished.cost.as_dict()}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, temporary, metadata={"round": json.dumps(described)})
-            to_disk(temporary)
-            temporary.replace(self._file(number))
-            to_disk(self.folder)
-        except (OSError, SafetensorError) as problem:
-            raise RequestError(f"Cannot write the journal {self.folder}: {problem}.") from problem
+            tidy(self.folder, alone=True)  # a journal belongs to one piece of work
+            write_tensors(self._file(number), KIND, VERSION, tensors, content)
+        except RequestError as problem:
+            raise RequestError(f"Cannot write the journal {self.folder}: {problem}") from problem
 
     def clients(self) -> dict[str, int] | None:
         """The clients as they were when the work began, if it has begun."""
@@ -98,12 +98,6 @@ class Journal:
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:04}.safetensors"
-
-    def _reply(self, file: Any, index: int, entry: Mapping[str, Any]) -> Packed:
-        packed = Packed({key: file.get_tensor(f"{index}:{key}") for key in entry["tensors"]}, entry["described"])
-        if packed.digest != entry["is"]:
-            raise ValueError("a reply in it is not the one that was written")
-        return packed
 
 
 class JournaledEngine:

@@ -15,14 +15,17 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from expunge.core.vectors import Layout, weighted_sum
 from expunge.errors import DataError, RequestError
+from expunge.federation.keeping.tensor_file import TensorFile, read_tensors, reading, write_tensors
+
+KIND, VERSION = "memory", 2
+"""Of the file; in version 1 the vectors stood under the clients' own names, without a digest."""
 
 Update = Tensor | Mapping[str, Tensor]
 
@@ -30,7 +33,7 @@ _ROUNDING = 1e-9  # shares that add up to one add up to a little less in floatin
 
 
 class Memory:
-    """One vector per client, added to once a round.
+    """One vector per client, added to once a round, in single precision at least: rounds are many, half is too coarse.
 
     Args:
         model: the model that is trained; needed only where updates are recorded as named tensors.
@@ -91,7 +94,7 @@ class Memory:
         for name, vector in vectors.items():
             added = share[name] * (vector - mean)
             known = self._vectors.get(name)
-            self._vectors[name] = added if known is None else known + added.to(known)
+            self._vectors[name] = added if known is None else known + added.to(known.device)
         self._rounds.append(share)
 
     def copy(self) -> Memory:
@@ -160,29 +163,50 @@ class Memory:
         return sum(shared) / len(shared) if shared else 0.0
 
     def _flat(self, update: Update) -> Tensor:
-        if isinstance(update, Tensor):
-            if update.dim() != 1:
-                raise RequestError("An update is a flat vector or a mapping of parameter names to tensors.")
-            return update.detach()
-        if self._layout is None:
-            raise RequestError("To record named tensors, make the memory with its model: Memory(model).")
-        return self._layout.flatten(update)
+        if not isinstance(update, Tensor):
+            if self._layout is None:
+                raise RequestError("To record named tensors, make the memory with its model: Memory(model).")
+            update = self._layout.flatten(update)
+        if update.dim() != 1 or not update.is_floating_point():
+            raise RequestError("An update is a flat vector or a mapping of parameter names to tensors.")
+        return update.detach().to(torch.promote_types(update.dtype, torch.float32))
 
     def save(self, path: Path) -> None:
         """Write it to one safetensors file."""
-        vectors = {name: vector.contiguous() for name, vector in self._vectors.items()}
-        save_file(vectors, path, metadata={"rounds": json.dumps(self._rounds)})
+        vectors = {str(index): vector for index, vector in enumerate(self._vectors.values())}
+        write_tensors(path, KIND, VERSION, vectors, {"clients": list(self._vectors), "rounds": self._rounds})
 
     @classmethod
     def load(cls, path: Path) -> Memory:
         """Read it back."""
-        memory = cls()
-        try:
-            with safe_open(path, framework="pt") as file:
-                memory._rounds = [dict(shares) for shares in json.loads((file.metadata() or {})["rounds"])]
-                memory._vectors = {name: file.get_tensor(name) for name in list(file.keys())}
-                if not all(bool(torch.isfinite(vector).all()) for vector in memory._vectors.values()):
-                    raise ValueError("a vector is NaN or infinite")
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as problem:
-            raise DataError(f"The memory file {path} cannot be read: {problem}.") from problem
+        found, memory = read_tensors(path, KIND, VERSION), cls()
+        with reading(path, KIND):
+            content = found.content if found.content is not None else _first_version(found)
+            vectors = {name: found.tensors[str(index)] for index, name in enumerate(content["clients"])}
+            _require_vectors(vectors)
+            memory._vectors, memory._rounds = vectors, [_shares(shares) for shares in content["rounds"]]
         return memory
+
+
+def _first_version(found: TensorFile) -> dict[str, Any]:
+    """What a file of version 1 holds, as this version writes it; its vectors are then found under their numbers."""
+    rounds, names = json.loads(found.metadata["rounds"]), list(found.tensors)
+    found.tensors.update({str(index): found.tensors.pop(name) for index, name in enumerate(names)})
+    return {"clients": names, "rounds": rounds}
+
+
+def _require_vectors(vectors: Mapping[str, Tensor]) -> None:
+    if len({vector.shape for vector in vectors.values()}) > 1 or any(vector.dim() != 1 for vector in vectors.values()):
+        raise ValueError("its vectors are not of one length")
+    if not all(vector.is_floating_point() for vector in vectors.values()):
+        raise ValueError("a vector is not of floating-point numbers")
+    if not all(bool(torch.isfinite(vector).all()) for vector in vectors.values()):
+        raise ValueError("a vector is NaN or infinite")
+
+
+def _shares(written: Mapping[str, float]) -> dict[str, float]:
+    """Each client's share in a round."""
+    shares = {name: float(share) for name, share in written.items()}
+    if not all(0 <= share <= 1 + _ROUNDING for share in shares.values()):
+        raise ValueError("a client's share in a round is not between 0 and 1")
+    return shares

@@ -8,22 +8,22 @@ only what came after the checkpoint before its slice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from expunge.core.vectors import Snapshot
-from expunge.errors import DataError, RequestError
-from expunge.federation.keeping.checkpoint import pack, unpack
+from expunge.federation.keeping.tensor_file import read_tensors, reading, write_tensors
+from expunge.federation.messages.snapshots import pack_snapshot, unpack_snapshot
 from expunge.federation.messages.tasks import Indices
 from expunge.federation.training.plan import TrainingPlan
 from expunge.models.ensemble import joined
+
+KIND, VERSION = "shards", 2
 
 Slices = tuple[tuple[str, ...], ...]
 
@@ -85,7 +85,7 @@ class Shards:
         tensors: dict[str, Tensor] = {}
         described = {}
         for digest, snapshot in self._distinct().items():
-            own, described[digest] = pack(snapshot, f"{digest}/")
+            own, described[digest] = pack_snapshot(snapshot)
             tensors |= own
         shards = [
             {
@@ -96,27 +96,26 @@ class Shards:
             }
             for shard in self.shards
         ]
-        save_file(tensors, path, metadata={"shards": json.dumps({"snapshots": described, "shards": shards})})
+        write_tensors(path, KIND, VERSION, tensors, {"snapshots": described, "shards": shards})
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> Shards:
-        """Read it back, onto a device."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                described = json.loads((file.metadata() or {})["shards"])
-                snapshots = {
-                    digest: unpack(file.get_tensor, f"{digest}/", more).on(torch.device(device))
-                    for digest, more in described["snapshots"].items()
-                }
-                shards = tuple(
-                    Shard(
-                        tuple(tuple(part) for part in shard["slices"]),
-                        tuple(snapshots[digest] for digest in shard["checkpoints"]),
-                        tuple(TrainingPlan(**plan) for plan in shard["plans"]),
-                        {name: tuple(indices) for name, indices in shard["left_out"].items()},
-                    )
-                    for shard in described["shards"]
-                )
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RequestError) as problem:
-            raise DataError(f"The file of shards {path} cannot be read: {problem}.") from problem
-        return cls(shards)
+        """Read it back, onto a device; a file of an older version is refused."""
+        found = read_tensors(path, KIND, VERSION)
+        with reading(path, KIND):
+            if found.content is None:
+                raise ValueError("it is not ours or of an older version, so train again with this one")
+            snapshots = {
+                digest: unpack_snapshot(described, found.tensors).on(torch.device(device))
+                for digest, described in found.content["snapshots"].items()
+            }
+            return cls(tuple(_shard(shard, snapshots) for shard in found.content["shards"]))
+
+
+def _shard(described: Mapping[str, Any], snapshots: Mapping[str, Snapshot]) -> Shard:
+    return Shard(
+        tuple(tuple(part) for part in described["slices"]),
+        tuple(snapshots[digest] for digest in described["checkpoints"]),
+        tuple(TrainingPlan(**plan) for plan in described["plans"]),
+        {name: tuple(indices) for name, indices in described["left_out"].items()},
+    )

@@ -23,6 +23,7 @@ class ServerState:
         history: stored updates of the clients, where they were kept.
         shards: the shards' slices and checkpoints, where training was sharded; the model is then their ensemble.
         keeping_seconds: what recording cost while training: "vectors" and "updates", as far as they were kept.
+        lost: a sentence for each thing that was kept and could not be found again; every outcome warns of it.
     """
 
     model: Snapshot
@@ -31,6 +32,7 @@ class ServerState:
     history: History | None = None
     shards: Shards | None = None
     keeping_seconds: Mapping[str, float] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
     def moved(self, model: Snapshot, memory: Memory | None) -> ServerState:
         """The state after a step of unlearning that no stored update knows of.

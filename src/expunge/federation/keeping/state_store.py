@@ -5,17 +5,13 @@
     STORE/journal/      finished rounds of the request being worked on (journal.py)
     STORE/.lock         locked by the one run that works on the folder; empty
 
-``store.json`` names the state that counts, and is replaced in one move, so a crash at any moment leaves the old state
-or the new one. Earlier states are deleted: after a request nothing is left of the old model and vectors.
+A crash at any moment leaves the old state or the new one (durable.py). Earlier states are deleted: after a request
+nothing is left of the old model and vectors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,14 +21,17 @@ from typing import Any
 from torch import nn
 
 from expunge.errors import DataError, RequestError
-from expunge.federation.keeping.files import load_state, read_json, require_writable, save_state, write_whole
+from expunge.federation.keeping.durable import DurableFolder
+from expunge.federation.keeping.files import remove, require_writable
 from expunge.federation.keeping.state import ServerState
+from expunge.federation.keeping.state_files import kept_in, load_state, save_state
 from expunge.federation.training.plan import Schedule
 
-FORMAT = 1
-"""Of the folder; another one is refused."""
+VERSION = 2
+"""Of the folder; version 1 is converted."""
 
-_LOCK = ".lock"
+RENAMED = {"hf-kcu": "retrace", "hf-kcu-trajectory": "retrace-krylov", "hf-kcu-gradient": "hf-kcu"}
+"""What methods of version 1 are called now."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +39,22 @@ class Book:
     """What ``store.json`` says.
 
     Attributes:
-        number: of the state that counts; 0 before the first.
+        state: number of the state that counts; 0 before the first.
         schedule: of the training so far.
         counts: sample counts of the clients that trained and have not left.
         departed: clients that were forgotten.
         pending: the request being worked on.
         forgotten: what came of earlier requests: who left, the method, its cost and details; no weights.
+        kept: what the state keeps beside the model.
     """
 
-    number: int = 0
+    state: int = 0
     schedule: Mapping[str, Any] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     departed: tuple[str, ...] = ()
     pending: Mapping[str, Any] | None = None
     forgotten: tuple[Mapping[str, Any], ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 class StateStore:
@@ -75,15 +76,16 @@ class StateStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
-        self._locked = False
+        self._durable = DurableFolder(self.folder, "store.json")
         require_writable(self.folder)
         self.book = self._read()
-        self._tidy()
+        if self.exists:
+            self._tidy_where_nobody_works()
 
     @property
     def exists(self) -> bool:
         """Whether a state is in it."""
-        return self.book.number > 0
+        return self.book.state > 0
 
     @property
     def journal(self) -> Path:
@@ -95,7 +97,7 @@ class StateStore:
         if not self.exists:
             raise DataError(f"There is no trained federation in {self.folder}: train with a Recorder first.")
         schedule = Schedule(**self.book.schedule) if self.book.schedule is not None else None
-        return load_state(model, self._place(self.book.number), schedule)
+        return load_state(model, self._durable.state(self.book.state), schedule, self.book.kept)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -103,7 +105,7 @@ class StateStore:
         if not self.folder.exists():
             yield  # nothing to keep anybody off
             return
-        with self._lock():
+        with self._durable.alone():
             self.book = self._read()
             yield
 
@@ -113,69 +115,71 @@ class StateStore:
         Refused where another run is at work on the folder, or wrote meanwhile: one of the two states would be lost
         without a word.
         """
-        with self._lock():
-            self._write(book, state, model)
+        with self._durable.alone():
+            if self._read() != self.book:
+                raise RequestError(
+                    f"Another run has changed {self.folder} meanwhile: nothing was written, start again."
+                )
+            fill = None
+            if state is not None and model is not None:
+                own, architecture = state, model
+                schedule = dataclasses.asdict(own.schedule) if own.schedule is not None else None
+                kept = tuple(kept_in(own))
+                book = dataclasses.replace(book, state=self.book.state + 1, schedule=schedule, kept=kept)
 
-    def _write(self, book: Book, state: ServerState | None, model: nn.Module | None) -> None:
-        if self._read() != self.book:
-            raise RequestError(f"Another run has changed {self.folder} meanwhile: nothing was written, start again.")
-        if state is not None:
-            assert model is not None
-            schedule = dataclasses.asdict(state.schedule) if state.schedule is not None else None
-            book = dataclasses.replace(book, number=self.book.number + 1, schedule=schedule)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_state(state, model, self._place(book.number))
-        content = {"format": FORMAT, **dataclasses.asdict(book)}
-        write_whole(self.folder / "store.json", json.dumps(content, indent=2) + "\n")
-        self.book = self._read()
-        self._tidy()
+                def fill(folder: Path) -> None:
+                    save_state(own, architecture, folder)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Hold the folder's lock, which ends with the process at the latest; whoever holds it may ask again."""
-        if self._locked:
-            yield
+            self._durable.write({"version": VERSION, **dataclasses.asdict(book)}, fill)
+            self.book = self._read()
+            self._tidy()
+
+    def _tidy_where_nobody_works(self) -> None:
+        """Delete what a run that was cut off has left; what another one is writing is not ours to judge."""
+        try:
+            with self._durable.alone():
+                self.book = self._read()
+                self._durable.tidy(self.book.state)
+                self._tidy()
+        except RequestError:
             return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as problem:
-            raise RequestError(f"{self.folder} cannot be written: {problem.strerror or problem}.") from problem
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as problem:
-                raise RequestError(f"Another run is at work on {self.folder}: wait until it has ended.") from problem
-            self._locked = True
-            yield
-        finally:
-            self._locked = False
-            os.close(handle)
-
-    def _place(self, number: int) -> Path:
-        return self.folder / f"state-{number}"
-
-    def _read(self) -> Book:
-        file = self.folder / "store.json"
-        if not file.exists():
-            found = {path.name for path in self.folder.glob("*")} - {_LOCK}
-            if found and "state-1" not in found:
-                raise RequestError(f"{self.folder} is not empty and has no store.json: choose another folder.")
-            return Book()
-        content = read_json(file)
-        if content.pop("format", None) != FORMAT:
-            raise DataError(f"{file} has another format than this version of expunge reads ({FORMAT}).")
-        try:
-            departed, forgotten = tuple(content.pop("departed")), tuple(content.pop("forgotten"))
-            return Book(**content, departed=departed, forgotten=forgotten)
-        except (TypeError, KeyError) as problem:
-            raise DataError(f"{file} cannot be read: it is damaged or not ours.") from problem
 
     def _tidy(self) -> None:
-        """Delete earlier states, and the journal of no request; a later state may be in the making elsewhere."""
-        for place in self.folder.glob("state-*"):
-            number = place.name.removeprefix("state-")
-            if number.isdigit() and int(number) < self.book.number:
-                shutil.rmtree(place)
+        """Delete the journal of no request."""
         if self.book.pending is None and self.journal.exists():
-            shutil.rmtree(self.journal)
+            remove(self.journal)
+
+    def _read(self) -> Book:
+        content = self._durable.read()
+        if content is None:
+            if not self._durable.is_new:
+                raise RequestError(f"{self.folder} is not empty and has no store.json: choose another folder.")
+            return Book()
+        file = self._durable.book
+        try:
+            if content.pop("format", None) == 1:
+                content = _converted(content, file)
+            elif (version := content.pop("version")) != VERSION:
+                raise DataError(
+                    f"{file} is of version {version}, and this expunge reads {VERSION}: use that which wrote it."
+                )
+            departed, forgotten, kept = (tuple(content.pop(name)) for name in ("departed", "forgotten", "kept"))
+            return Book(**content, departed=departed, forgotten=forgotten, kept=kept)
+        except (TypeError, KeyError, AttributeError) as problem:
+            raise DataError(f"{file} cannot be read: it is damaged or not ours.") from problem
+
+
+def _converted(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The book of version 1 as this version writes it; what was begun under another name cannot be gone on with."""
+    if content["pending"] is not None:
+        raise DataError(
+            f"{file} is of version 1 and has an unfinished request: finish it with the expunge that began it."
+        )
+    forgotten = [{**record, "method": _renamed(record["method"])} for record in content["forgotten"]]
+    rest = {name: value for name, value in content.items() if name != "number"}
+    return {**rest, "state": content["number"], "forgotten": forgotten, "kept": ["vectors"]}
+
+
+def _renamed(method: str) -> str:
+    name, recovery, _ = method.partition("+recovery")
+    return RENAMED.get(name, name) + recovery

@@ -6,7 +6,6 @@ The tensors of a model stand under the model's digest, so that a receiver who ha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
 from collections import abc
@@ -18,8 +17,9 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 import torch
 from torch import Tensor
 
-from expunge.core.vectors import Layout, Snapshot
+from expunge.core.vectors import Snapshot, tensors_digest
 from expunge.errors import DataError
+from expunge.federation.messages.snapshots import pack_snapshot, parameters_name, unpack_snapshot
 from expunge.federation.messages.tasks import Reply, Task
 
 WIRE_VERSION = 6
@@ -27,8 +27,6 @@ WIRE_VERSION = 6
 
 MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(Task), *get_args(Reply))}
 """The message classes by name."""
-
-_PARAMETERS = "parameters"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +44,10 @@ class Packed:
     @property
     def digest(self) -> str:
         """SHA-256 of the message, the same whether its model is inside or only named."""
-        state = hashlib.sha256(json.dumps(self.described, sort_keys=True).encode())
-        for name in sorted(self.tensors.keys() - self.model.keys()):
-            tensor = self.tensors[name]
-            state.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-            state.update(raw_bytes(tensor))
-        return state.hexdigest()
+        names = sorted(self.tensors.keys() - self.model.keys())
+        return tensors_digest(
+            ((name, self.tensors[name]) for name in names), json.dumps(self.described, sort_keys=True)
+        )
 
     @property
     def model(self) -> dict[str, Tensor]:
@@ -145,14 +141,9 @@ def _written(value: Any, kind: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _written_snapshot(model: Snapshot, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    for name, tensor in {_PARAMETERS: model.parameters, **_under_buffers(model.buffers)}.items():
-        tensors[f"{model.digest}/{name}"] = tensor.detach().cpu().contiguous()
-    layers = [[name, list(shape)] for name, shape in model.layout.shapes] if model.layout is not None else None
-    return {"digest": model.digest, "buffers": list(model.buffers), "layers": layers}
-
-
-def _under_buffers(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"buffers/{name}": buffer for name, buffer in buffers.items()}
+    own, described = pack_snapshot(model)
+    tensors.update(own)
+    return described
 
 
 def _alternative(parts: tuple[Any, ...]) -> Any:
@@ -213,22 +204,14 @@ class _Reader:
         return tensor.to(self.device) if self.device is not None else tensor
 
     def snapshot(self, written: Any, where: str) -> Snapshot:
-        if not isinstance(written, dict) or written.keys() != {"digest", "buffers", "layers"}:
-            _refuse(where, "a model")
-        digest, names, layers = written["digest"], written["buffers"], written["layers"]
-        if not isinstance(digest, str) or not _are(str, names):
-            _refuse(where, "a model")
-        if f"{digest}/{_PARAMETERS}" not in self.tensors:
+        digest = written.get("digest") if isinstance(written, dict) else None
+        if isinstance(digest, str) and parameters_name(digest) not in self.tensors:
             raise UnknownModelError(f"The model {digest} is not known here: send it whole.")
-        parameters = self.tensor(f"{digest}/{_PARAMETERS}", where)
-        buffers = {name: self.tensor(f"{digest}/buffers/{name}", where) for name in names}
-        layout = _layout(layers, where) if layers is not None else None
-        if parameters.dim() != 1 or (layout is not None and layout.size != parameters.numel()):
-            _refuse(where, "a model whose layers make up its parameters")
-        model = Snapshot(parameters, buffers, layout)
-        if model.digest != digest:
-            _refuse(where, "the model that it names")
-        return model
+        try:
+            model = unpack_snapshot(written, self.tensors)
+        except ValueError as problem:
+            _refuse(where, str(problem))
+        return model.on(self.device) if self.device is not None else model
 
 
 def _scalar(kind: Any, written: Any, where: str) -> Any:
@@ -244,23 +227,6 @@ def _scalar(kind: Any, written: Any, where: str) -> Any:
     if type(written) is not kind:  # True is no number
         _refuse(where, {int: "a whole number", float: "a number", bool: "a truth value"}.get(kind, "a text"))
     return written
-
-
-def _layout(written: Any, where: str) -> Layout:
-    pairs = written if isinstance(written, list) else [None]
-    shapes = []
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str) or not _are(int, pair[1]):
-            _refuse(where, "a model with layers")
-        if min(pair[1], default=0) < 0:
-            _refuse(where, "a model with layers")
-        shapes.append((pair[0], torch.Size(pair[1])))
-    return Layout(tuple(shapes))
-
-
-def _are(kind: type[Any], written: Any) -> bool:
-    """Whether this is a list of such things."""
-    return isinstance(written, list) and all(type(entry) is kind for entry in written)
 
 
 def _refuse(where: str, wanted: str) -> NoReturn:

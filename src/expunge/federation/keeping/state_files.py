@@ -1,0 +1,70 @@
+"""A server's state as the files of one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import nn
+
+from expunge.federation.keeping.checkpoint import load_snapshot, save_snapshot
+from expunge.federation.keeping.history import History
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.shards import Shards
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.plan import Schedule
+
+_MODEL, _VECTORS, _UPDATES, _SHARDS = (f"{name}.safetensors" for name in ("model", "memory", "history", "shards"))
+
+
+def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
+    """Write the state's model, of this architecture, and whatever else it keeps, one safetensors file each.
+
+    They are read back at once: what cannot be read again must not take the place of what can.
+    """
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if state.shards is not None:
+        state.shards.save(folder / _SHARDS)  # the model is theirs
+    else:
+        save_snapshot(state.model, model, folder / _MODEL)
+    if state.memory is not None:
+        state.memory.save(folder / _VECTORS)
+    if state.history is not None:
+        state.history.save(folder / _UPDATES)
+    load_state(model, folder, state.schedule)
+
+
+def kept_in(state: ServerState) -> list[str]:
+    """What the state keeps beside the model, in the words of ``Method.needs``: for whoever writes down what there is.
+
+    Example:
+        >>> import torch
+        >>> from expunge.core.vectors import Snapshot
+        >>> kept_in(ServerState(Snapshot(torch.zeros(1), {}), memory=Memory()))
+        ['vectors']
+    """
+    parts = {"vectors": state.memory, "updates": state.history, "shards": state.shards}
+    return [name for name, part in parts.items() if part is not None]
+
+
+def load_state(model: nn.Module, folder: Path, schedule: Schedule | None, kept: Iterable[str] = ()) -> ServerState:
+    """Read it back onto the architecture's device; what is kept beside the model goes there when it is used.
+
+    Args:
+        model: the architecture.
+        folder: where the files are.
+        schedule: of the training.
+        kept: what was kept (``kept_in``): a file of it that is missing is told in ``state.lost``.
+    """
+    device = next(model.parameters()).device
+    memory = Memory.load(folder / _VECTORS) if (folder / _VECTORS).exists() else None
+    history = History.load(folder / _UPDATES) if (folder / _UPDATES).exists() else None
+    lost = tuple(
+        f"{folder / file} is missing, though {what} were kept: this goes on without them, so put it back if you can."
+        for what, file, part in (("vectors", _VECTORS, memory), ("updates", _UPDATES, history))
+        if what in kept and part is None
+    )
+    if (folder / _SHARDS).exists() or "shards" in kept:
+        shards = Shards.load(folder / _SHARDS, device)
+        return ServerState(shards.model, schedule, memory, history, shards, lost=lost)
+    return ServerState(load_snapshot(model, folder / _MODEL), schedule, memory, history, lost=lost)
