@@ -10,6 +10,7 @@ from expunge.errors import DataError, ExpungeError, ModelError, NumericalError, 
 from expunge.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Python
+    from expunge.auditing.audit import audit
     from expunge.federation.keeping.memory import Memory
     from expunge.forgetting import forget
     from expunge.unlearning.hf_kcu_options import HfKcuOptions
@@ -27,6 +28,7 @@ __all__ = [
     "Recovery",
     "RequestError",
     "SiteError",
+    "audit",
     "forget",
     "methods",
 ]
@@ -36,6 +38,7 @@ _HOMES = {
     "Memory": "expunge.federation.keeping.memory",
     "Outcome": "expunge.unlearning.registry",
     "Recovery": "expunge.unlearning.recovery",
+    "audit": "expunge.auditing.audit",
     "forget": "expunge.forgetting",
     "methods": "expunge.unlearning.registry",
 }

@@ -9,12 +9,15 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from auditing.overfitted import SHADOWS, TARGETS, world
 from expunge.auditing.lira import lira, moderated_variances, u_lira
 from expunge.auditing.membership import measure_attack
 from expunge.auditing.rmia import rmia
-from expunge.auditing.shadows import half_splits, shadow_model_attack
+from expunge.auditing.shadows import _classifier, half_splits, shadow_model_attack
 from expunge.errors import DataError, RequestError
 
 seeds = st.integers(0, 10_000)
@@ -318,6 +321,17 @@ class TestShadowModelAttack:
                 shadow_model_attack(logits, masks, labels, probe[i][own], probe_labels[own]) for i in (0, 1)
             )
             assert measure_attack(inside, outside).auc.value > 0.95
+
+    def test_the_classifier_is_balanced_logistic_regression(self):
+        """Beside scikit-learn's, with twice as many members as others."""
+        chance = np.random.default_rng(0)
+        truth = np.arange(300) < 200
+        features = chance.normal(0, (1, 5, 0.1), (300, 3)) + 0.7 * truth[:, None] * (1, 5, 0.1)
+        oracle = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", tol=1e-8, max_iter=1000))
+        expected = oracle.fit(features, truth).decision_function(features)
+        assert _classifier(features, truth)(features) == pytest.approx(expected, abs=1e-3)
+        flat = np.column_stack([features, np.ones(300)])
+        assert _classifier(flat, truth)(flat) == pytest.approx(expected, abs=1e-3), "what never varies says nothing"
 
     def test_few_samples_share_one(self):
         logits, masks, labels = self.case(per_class=20)

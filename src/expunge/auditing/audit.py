@@ -1,0 +1,175 @@
+"""The audit of somebody's own models: the verdict that benchmark federations get, from plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence, solver_evidence
+from expunge.auditing.exam import Exam, Samples, Trigger
+from expunge.auditing.given import (
+    BATCH,
+    TRIED,
+    Data,
+    Model,
+    answers_of,
+    as_module,
+    count_classes,
+    read_samples,
+    weights_of,
+)
+from expunge.auditing.model_audit import ModelAudit, Panel
+from expunge.core.losses import CrossEntropy, Loss, as_loss, objective
+from expunge.core.vectors import Snapshot
+from expunge.errors import DataError, RequestError
+from expunge.unlearning.registry import Outcome
+
+
+def audit(
+    before: nn.Module,
+    after: Model,
+    retrained: Sequence[Model],
+    forgotten: Data,
+    unseen: Data,
+    *,
+    retained: Data | None = None,
+    trigger: Callable[[Tensor], Tensor] | None = None,
+    target: int | None = None,
+    triggered: Sequence[bool] | Tensor | None = None,
+    loss: object = "cross_entropy",
+    l2: float = 0.0,
+) -> ModelAudit:
+    """Judge a model that is said to have forgotten, beside models that were retrained without the data.
+
+    Five retrained models, each from a fresh initialisation with a seed of its own, are a good start: below three the
+    verdict is UNDECIDED, and where more would decide, the reason says how many. Models are left as they are. Only
+    classifiers can be judged: every measure compares class scores.
+
+    Args:
+        before: the trained model, which knows the data.
+        after: the model to be judged: a module, a state dict for ``before``'s architecture, or an ``Outcome``.
+        retrained: models trained without the data, given alike.
+        forgotten: the samples that were to be forgotten, with the labels that they were trained with.
+        unseen: samples that nobody trained on, with the forgotten labels among theirs.
+        retained: samples that stay: for their membership, what forgetting cost them, and one more attack.
+        trigger: stamps inputs, where the data to forget held a backdoor.
+        target: the class that the trigger asks for.
+        triggered: which of the forgotten samples carry the trigger; they are then compared with stamped unseen ones.
+        loss: of the training, for the retained loss; a cross-entropy.
+        l2: the training's L2 factor (weight decay).
+
+    Raises:
+        DataError: samples that do not fit the models or each other.
+        ModelError: a model with a NaN, in training mode, or of another task.
+        RequestError: a model that is compared with itself, or a bad option.
+
+    Example:
+        >>> chance = torch.Generator().manual_seed(0)
+        >>> inputs, labels = torch.randn(400, 2, generator=chance), torch.arange(400) % 2
+        >>> known, others = (inputs[:100], labels[:100]), (inputs[100:], labels[100:])
+        >>> before, after, first, second = (nn.Linear(2, 2) for _ in range(4))
+        >>> found = audit(before, after, [first, second], forgotten=known, unseen=others)
+        >>> print(found.verdict, found.reason)
+        UNDECIDED 2 retrained models show no noise: at least 3 are needed, 5 are better.
+    """
+    trained_with = as_loss(loss, l2)
+    if not isinstance(trained_with, CrossEntropy):
+        raise RequestError("An audit compares classifiers: models trained with squared error cannot be judged.")
+    if l2 and retained is None:
+        raise RequestError("l2 belongs to the retained loss: give the retained samples, or leave it out.")
+    if not isinstance(before, nn.Module):
+        raise RequestError("Give the trained model itself as before: others may be state dicts for its architecture.")
+    names = ["before", "after", *(f"retrained[{number}]" for number in range(len(retrained)))]
+    models = {
+        name: as_module(model, before, name) for name, model in zip(names, (before, after, *retrained), strict=True)
+    }
+    weights = {name: weights_of(module, name) for name, module in models.items()}
+    _require_different(weights)
+    exam = _exam(models, forgotten, unseen, retained, _triggers(trigger, target, triggered), triggered)
+    first, second, *others = (
+        exam.measure(partial(answers_of, module), weights[name]) for name, module in models.items()
+    )
+    evidence = [] if exam.retained is None else _retained_evidence(models, exam.retained, trained_with)
+    if isinstance(after, Outcome):
+        evidence.append(solver_evidence(after.details))
+    return Panel(exam, first, others).audit(second, evidence)
+
+
+def _triggers(
+    trigger: Callable[[Tensor], Tensor] | None, target: int | None, triggered: Sequence[bool] | Tensor | None
+) -> list[Trigger]:
+    if trigger is None and target is None and triggered is None:
+        return []
+    if trigger is None or target is None:
+        missing = "trigger (it stamps inputs)" if trigger is None else "target (the class that the trigger asks for)"
+        raise RequestError(f"For a backdoor, {missing} is missing.")
+    return [Trigger(lambda inputs: trigger(inputs.clone()), target)]  # it may paint into what it is given
+
+
+def _exam(
+    models: Mapping[str, nn.Module],
+    forgotten: Data,
+    unseen: Data,
+    retained: Data | None,
+    triggers: list[Trigger],
+    triggered: Sequence[bool] | Tensor | None,
+) -> Exam:
+    """The samples, read, on the models' device, and tried on every model."""
+    device = next(models["before"].parameters()).device
+    sources = {"forgotten": forgotten, "unseen": unseen} | ({} if retained is None else {"retained": retained})
+    sets = {what: read_samples(source, what, device) for what, source in sources.items()}
+    tried = {what: inputs[:TRIED] for what, (inputs, _) in sets.items()}
+    if triggers:
+        tried["stamped"] = triggers[0].stamp(tried["unseen"])
+    for name, module in models.items():
+        classes = count_classes(module, name, tried)
+        for what, (_, labels) in sets.items():
+            if int(labels.min()) < 0 or int(labels.max()) >= classes:
+                raise DataError(
+                    f"The {what} samples have labels {int(labels.min())} to {int(labels.max())}, but the model given "
+                    f"as {name} tells {classes} classes apart."
+                )
+        if triggers and not 0 <= triggers[0].target < classes:
+            raise RequestError(f"The target must be one of the {classes} classes, not {triggers[0].target}.")
+    marks = None
+    if triggered is not None:
+        marks = torch.as_tensor(triggered, device=device)
+        if marks.dtype != torch.bool or marks.shape != sets["forgotten"][1].shape:
+            raise DataError(f"triggered needs a truth value for each of the {len(sets['forgotten'][1])} samples.")
+        marks = marks.long()
+    return Exam(sets["forgotten"], sets["unseen"], sets.get("retained"), triggers, marks)
+
+
+def _require_different(weights: Mapping[str, Snapshot]) -> None:
+    """Doing nothing may be judged; but no reference is one of the others."""
+    seen: dict[str, str] = {}
+    for name, own in weights.items():
+        twin = seen.setdefault(own.digest, name)
+        if twin != name and name != "after":
+            raise RequestError(f"{name} and {twin} are the same model: a model is not compared with itself.")
+
+
+def _retained_evidence(models: Mapping[str, nn.Module], retained: Samples, loss: Loss) -> list[Evidence]:
+    """The retained objective, and the length of its gradient, before and after."""
+    found = [_objective(models[name], retained, loss) for name in ("before", "after")]
+    losses, gradients = zip(*found, strict=True)
+    return [retained_loss_evidence(*losses), gradient_evidence(*gradients)]
+
+
+def _objective(module: nn.Module, samples: Samples, loss: Loss) -> tuple[float, float]:
+    """Value and gradient norm over what was trained (everything, where all is frozen); the module stays as it is."""
+    module = deepcopy(module)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        module.requires_grad_(True)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    value, total = 0.0, torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
+    for part, labels in zip(*(torch.split(own, BATCH) for own in samples), strict=True):
+        flat = torch.cat([parameter.reshape(-1) for parameter in parameters])
+        share = objective(loss, module(part), labels, flat) * (len(labels) / len(samples[1]))
+        gradients = torch.autograd.grad(share, parameters, materialize_grads=True)
+        value, total = value + share.item(), total + torch.cat([own.reshape(-1) for own in gradients]).double().cpu()
+    return value, float(torch.linalg.vector_norm(total))

@@ -1,0 +1,125 @@
+"""What a user gives to an audit, models and samples, read and checked before the work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from expunge.auditing.exam import Samples
+from expunge.core.vectors import Snapshot
+from expunge.errors import DataError, ModelError, RequestError
+from expunge.federation.engines.local_data import MapStyleDataset
+from expunge.unlearning.registry import Outcome
+
+Model = nn.Module | Mapping[str, Tensor] | Outcome
+"""A model, its state dict, or what ``expunge.forget`` returned."""
+
+Data = tuple[Tensor, Tensor] | MapStyleDataset
+"""Inputs and class labels, or a map-style dataset of such pairs."""
+
+BATCH = 1024
+TRIED = 64
+"""So many samples of each set are tried on every model first."""
+
+
+def as_module(model: Model, before: nn.Module, name: str) -> nn.Module:
+    """The model as a module that answers the same every time."""
+    module = before
+    if isinstance(model, nn.Module):
+        module = model
+    elif isinstance(model, Outcome | Mapping):
+        module = deepcopy(before)
+        try:
+            model.write_to(module) if isinstance(model, Outcome) else module.load_state_dict(dict(model))
+        except (RuntimeError, ModelError) as problem:
+            raise ModelError(f"What is given as {name} does not fit the architecture of before.") from problem
+    else:
+        raise RequestError(f"A model is a module, a state dict or an Outcome; {name} is a {type(model).__name__}.")
+    for part in module.modules():
+        random = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+        if part.training and (random or isinstance(part, nn.modules.batchnorm._BatchNorm)):
+            raise ModelError(f"The model given as {name} is in training mode ({type(part).__name__}): call .eval().")
+    return module
+
+
+def weights_of(module: nn.Module, name: str) -> Snapshot:
+    """All its weights, frozen ones too; refused where one is not finite."""
+    weights = [parameter.detach().reshape(-1) for parameter in module.parameters()]
+    if not weights:
+        raise ModelError(f"The model given as {name} has no parameters: there is nothing that could have forgotten.")
+    snapshot = Snapshot(torch.cat(weights), {key: buffer.detach() for key, buffer in module.named_buffers()})
+    try:
+        snapshot.require_finite()
+    except ModelError as problem:
+        raise ModelError(
+            f"The model given as {name} has a NaN or infinite weight: load a sound checkpoint."
+        ) from problem
+    return snapshot
+
+
+def read_samples(source: Data, what: str, device: torch.device) -> Samples:
+    """Inputs and labels as tensors on a device; what cannot be used is refused.
+
+    Example:
+        >>> read_samples([(torch.zeros(2), 1)], "unseen", torch.device("cpu"))
+        (tensor([[0., 0.]]), tensor([1]))
+    """
+    if isinstance(source, tuple) and len(source) == 2 and all(isinstance(part, Tensor) for part in source):
+        inputs, labels = source
+    elif isinstance(source, tuple | str) or not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise DataError(f"The {what} samples must be a pair of tensors or a map-style dataset.")
+    elif len(source) == 0:
+        raise DataError(f"There are no {what} samples: give at least one.")
+    else:
+        inputs, labels = _stacked(source, what)
+    if len(inputs) != len(labels) or len(labels) == 0:
+        raise DataError(f"There are {len(inputs)} {what} inputs for {len(labels)} labels: give as many, at least one.")
+    if labels.dim() != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise DataError(f"The {what} samples need one class label each: use whole numbers, labels.long().")
+    if not bool(torch.isfinite(inputs).all()):
+        raise DataError(f"The {what} samples have a NaN or infinite value: clean them first.")
+    return inputs.to(device), labels.long().to(device)
+
+
+def _stacked(source: MapStyleDataset, what: str) -> Samples:
+    try:
+        pairs = [
+            (torch.as_tensor(own), torch.as_tensor(label)) for own, label in (source[i] for i in range(len(source)))
+        ]
+        return torch.stack([own for own, _ in pairs]), torch.stack([label for _, label in pairs])
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise DataError(f"The {what} dataset must give (input, label) pairs of one shape.") from problem
+
+
+def count_classes(module: nn.Module, name: str, tried: Mapping[str, Tensor]) -> int:
+    """How many classes the model tells apart; a few samples of every set are tried twice."""
+    found = set()
+    for what, inputs in tried.items():
+        try:
+            once, again = answers_of(module, inputs), answers_of(module, inputs)
+        except (RuntimeError, IndexError, TypeError, ValueError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise DataError(f"The model given as {name} cannot take the {what} samples: {reason}") from problem
+        if once.dim() != 2 or once.shape[1] < 2:
+            raise ModelError(f"The model given as {name} must give a row of class scores a sample, at least two.")
+        if not torch.allclose(once, again, rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise ModelError(f"The model given as {name} answers the same question differently: call .eval() on it.")
+        found.add(once.shape[1])
+    return max(found)
+
+
+def answers_of(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Class scores, without gradients, a batch at a time; the module's own mode is kept.
+
+    Example:
+        >>> answers_of(nn.Flatten(), torch.ones(2, 1, 3)).shape
+        torch.Size([2, 3])
+    """
+    with torch.no_grad():
+        parts = [module(part) for part in torch.split(inputs, BATCH)]
+    if not all(isinstance(part, Tensor) for part in parts):
+        raise TypeError("its output is no tensor of class scores.")
+    return torch.cat(parts)
