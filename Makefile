@@ -5,10 +5,10 @@ READY := .venv/.ready
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-flower test test-fast test-faults lint docs benchmark clean
+.PHONY: help demo demo-flower test test-fast test-faults test-install lint docs benchmark clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv, about a minute ..."
@@ -30,6 +30,13 @@ test-fast: $(READY)  ## the tests that take no more than a few seconds each
 
 test-faults: $(READY)  ## kill sites and servers of a Flower deployment in mid-forget, half an hour
 	$(BIN)/python -m pytest -q -s tests/faults
+
+test-install:  ## install without extras into an empty environment, and run what the README shows
+	@set -e; bare=$$(mktemp -d); trap 'rm -rf "$$bare"' EXIT; \
+	$(PYTHON) -m venv "$$bare"; \
+	"$$bare/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt .; \
+	"$$bare/bin/python" -P tests/install/readme_snippets.py; \
+	"$$bare/bin/expunge" --version; "$$bare/bin/expunge" methods
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

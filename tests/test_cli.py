@@ -353,7 +353,7 @@ class TestFolders:
         assert tree(run) == before
 
     def test_the_deployed_demo_without_flower(self, tmp_path, expunge, monkeypatch):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "flwr", None)
         refused(expunge("demo", "--engine", "flower", "--out", tmp_path / "new"), "pip install 'expunge[flower]'")
 
     def test_seeds_of_the_demo(self, tmp_path, expunge):

@@ -13,9 +13,8 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from expunge.core.losses import as_loss
@@ -33,6 +32,9 @@ from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome
 from expunge.unlearning.registry import method as registered
 from expunge.unlearning.request import Request
+
+if TYPE_CHECKING:  # where Flower is missing, the imports above say so in a sentence
+    from flwr.serverapp import Grid
 
 __all__ = ["FlowerEngine", "Recorder", "Site", "abandon", "forget", "resume", "unlearnable", "unlearning_mod"]
 

@@ -7,20 +7,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation, Text
 
 from expunge.bench.results import Results, Series
-from expunge.report import (
-    cost_plot,
-    forgetting_plot,
-    pareto_plot,
-    save_plots,
-    seconds_plot,
-    series_plot,
-    variants_plot,
-)
+from expunge.report.cost import cost_plot
 from expunge.report.fingerprint import fingerprint, read_fingerprint
+from expunge.report.forgetting import forgetting_plot
 from expunge.report.layout import method_name
+from expunge.report.lines import series_plot, variants_plot
 from expunge.report.palette import NOISE, colours, marker
-from expunge.report.pareto import PAPER
-from expunge.report.plots import figures
+from expunge.report.pareto import PAPER, pareto_plot, seconds_plot
+from expunge.report.plots import figures, save_plots
 from report.bench_cases import METHODS, adversary, bench, conditioning, convergence, sequential
 
 LAMBDAS = ("lambda=0.1", "lambda=0.01", "lambda=0.001")

@@ -7,9 +7,8 @@ import pytest
 
 from expunge.bench.results import Results, Row
 from expunge.errors import RequestError
-from expunge.report import write_report
 from expunge.report.headline import chosen_method, headline
-from expunge.report.page import render_report
+from expunge.report.page import render_report, write_report
 from report.bench_cases import bench, convergence
 
 VOID = {"meta", "img", "br"}

@@ -8,8 +8,10 @@ from matplotlib.text import Annotation, Text
 
 from expunge.bench.results import Results, Row
 from expunge.errors import RequestError
-from expunge.report import cost_plot, forgetting_plot, save_plots
+from expunge.report.cost import cost_plot
+from expunge.report.forgetting import forgetting_plot
 from expunge.report.palette import NOISE, colours
+from expunge.report.plots import save_plots
 
 
 def band(axes):

@@ -21,7 +21,6 @@ from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store, built
 from expunge.bench.workers import one_by_one
 from expunge.data import Backdoor
-from expunge.errors import RequestError
 from expunge.federation.training.fedavg import Progress
 from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import RECOVERY
@@ -93,10 +92,7 @@ def flower_site(scenario: str, number: int) -> Site:
 
 def _make_in_flower(setting: Setting, folder: Path, progress: Progress | None) -> None:
     """Train, retrain and forget for one seed on simulated nodes; what is made waits in the folder to be measured."""
-    try:
-        from expunge.federation.engines.flower.simulation import simulated
-    except ImportError as problem:
-        raise RequestError("Flower is not installed: pip install 'expunge[flower]'.") from problem
+    from expunge.federation.engines.flower.simulation import simulated
 
     def work(engine: FlowerEngine) -> None:
         store = Store(folder, connect=lambda _: engine.without(()))

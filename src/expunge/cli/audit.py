@@ -11,7 +11,7 @@ from expunge.cli.app import app, examples
 from expunge.cli.arguments import DataOption, DeviceOption, JsonOption, RunArgument, torch_device
 from expunge.cli.choices import RETRAINS
 from expunge.cli.runs import built, tried_requests
-from expunge.cli.terminal import messages, output, tell
+from expunge.cli.terminal import messages, output, tell_where
 
 
 @app.command(
@@ -46,6 +46,6 @@ def audit(
         if not as_json:
             for part in terminal_audit(audits[name], output().width):
                 output().print(part)
-        tell(f"Report: {page}   Numbers: {run / name / 'audit.json'}")
+        tell_where(page, run / name / "audit.json")
     if as_json:
         print(json.dumps({name: own.as_dict() for name, own in audits.items()}))

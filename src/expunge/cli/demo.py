@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +15,7 @@ from expunge.cli.choices import DEMO_SEEDS, ENGINES
 from expunge.cli.completion import among
 from expunge.cli.terminal import messages, publish_results
 from expunge.errors import RequestError
+from expunge.extras import require
 
 
 @app.command(epilog=examples("expunge demo --out runs/demo"))
@@ -67,8 +67,7 @@ def _deployed_demo(out: Path, seeds: str | None, as_json: bool) -> None:
     """Run the deployment example; it stops everything that it started, also after Ctrl-C."""
     if seeds is not None:
         raise RequestError("--engine flower has a federation of its own, without --seeds.")
-    if importlib.util.find_spec("flwr") is None:
-        raise RequestError("Flower is not installed: pip install 'expunge[flower]'.")
+    require("flwr")
     import runpy
 
     script = Path(__file__).parents[3] / "examples" / "flower-deployment" / "deploy.py"

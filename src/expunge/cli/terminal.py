@@ -58,4 +58,13 @@ def publish_results(results: Results, out: Path, *, show_table: bool) -> None:
             output().print(table)
         if len(results.variants) < 2 and results.rows:
             output().print(f"\n[bold]{headline(results).title}[/]")
-    tell(f"Report: {report}   Numbers: {out / 'results.json'}")
+    tell_where(report, out / "results.json")
+
+
+def tell_where(report: Path, numbers: Path) -> None:
+    """Where to look, and what is missing where pictures could not be drawn."""
+    from expunge.extras import missing
+
+    tell(f"Report: {report}   Numbers: {numbers}")
+    if sentence := missing("matplotlib"):
+        warn(sentence)

@@ -13,6 +13,7 @@ from expunge.data.download import fetch
 from expunge.data.formats import parse_cifar, parse_idx
 from expunge.data.sources import BUILT_IN, CIFAR10, FASHION_MNIST, MNIST, Source, read_verified
 from expunge.errors import DataError, RequestError
+from expunge.extras import require
 
 Split = tuple[Tensor, Tensor]
 """Images (n, c, h, w), uint8, and their labels (n,)."""
@@ -55,7 +56,7 @@ class Recipe:
 
 def read_digits(_source: Source, _data_dir: Path) -> tuple[Split, Split]:
     """Read scikit-learn's 1,797 digits and split them 80/20, stratified, always in the same way."""
-    # Imported here because scikit-learn is slow to import and only this dataset needs it.
+    require("sklearn")  # imported here because it is slow to import, an extra, and only this dataset needs it
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -1,1 +1,5 @@
-"""The engine on Flower's Grid, what a site answers, and a whole deployment on one machine; needs expunge[flower]."""
+"""The engine on Flower's Grid, and what a site answers; needs expunge[flower]."""
+
+from expunge.extras import require
+
+require("flwr")

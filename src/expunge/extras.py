@@ -1,0 +1,37 @@
+"""What is installed on request only: one sentence that says what is missing and how to get it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from expunge.errors import ExpungeError
+
+_SENTENCES = {
+    "flwr": "Flower is not installed: pip install 'expunge[flower]'.",
+    "matplotlib": "Plots need matplotlib: pip install 'expunge[bench]'.",
+    "sklearn": "The digits come with scikit-learn: pip install 'expunge[bench]'.",
+}
+
+
+class MissingExtraError(ExpungeError, ImportError):
+    """A package of an extra is not installed."""
+
+
+def missing(package: str) -> str | None:
+    """The sentence to say where a package is not installed; None where it is.
+
+    Example:
+        >>> missing("matplotlib") in (None, "Plots need matplotlib: pip install 'expunge[bench]'.")
+        True
+    """
+    try:
+        import_module(package)
+    except ImportError:
+        return _SENTENCES[package]
+    return None
+
+
+def require(package: str) -> None:
+    """Refuse to go on where a package is not installed."""
+    if sentence := missing(package):
+        raise MissingExtraError(sentence)
