@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from expunge.bench.results import Results, Series, environment
+from expunge.bench.results import Results, Series, environment, utc_now
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.data import dirichlet
@@ -53,7 +53,9 @@ def main() -> None:
     repeats = [float(number) for number in range(1, len(seconds) + 1)]
     label = f"{asked.model}, {asked.clients} clients, {asked.rounds} rounds of {asked.epochs} epochs"
     curve = Series(f"FedAvg on {environment()['device']}", label, "run", "seconds", repeats, seconds)
-    results = Results("training", vars(asked) | {"out": str(asked.out.name)}, environment(), [], {}, {}, [curve])
+    results = Results(
+        "training", vars(asked) | {"out": str(asked.out.name)}, environment(), [], {}, {}, [curve], utc_now()
+    )
     results.save(asked.out)
     print(f"{label}: {seconds} s; written to {asked.out}")
 

@@ -47,4 +47,4 @@ def test_the_demo_leaves_what_a_person_looks_at(demo):
     assert "retrain noise" in terminal
     page = (out / "report.html").read_text()
     assert 'src="http' not in page
-    assert all(name in page for name in ("HF-KCU trajectory", "retrain", "seed"))
+    assert all(name in page for name in ("HF-KCU as printed", "retrain", "seed"))

@@ -1,5 +1,6 @@
 import json
 from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
 
 import numpy
 import pytest
@@ -7,18 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expunge.bench.results import MEASURES, Results, Row, Series, Variant, environment
+from expunge.bench.results import MEASURES, Results, Row, Series, Variant, environment, utc_now
 from expunge.errors import DataError, ExpungeError, RequestError
 
 ROWS = [
     Row("trained", 10, test_accuracy=0.98, asr=0.957, kl_forget=4.7),
     Row("retrain", 10, test_accuracy=0.971, asr=0.0),
     Row("retrain", 10, test_accuracy=0.967, asr=0.001),
-    Row("hf-kcu-trajectory", 10, test_accuracy=0.965, asr=0.0, sample_gradients=123456789, verdict="equivalent"),
+    Row("retrace-krylov", 10, test_accuracy=0.965, asr=0.0, sample_gradients=123456789, verdict="equivalent"),
 ]
 NOISE = {"asr": {"low": 0.0, "high": 0.001, "mean": 0.0005}}
 
-FRAME = '{"experiment": "x", "scenario": {}, "environment": {}, %s}'
+FRAME = '{"version": 2, "experiment": "x", "date": null, "scenario": {}, "environment": {}, %s}'
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_fields_are_the_documented_ones_in_order():
     expected = (
         "method seed test_accuracy forget_accuracy forget_loss asr mia_auc kl kl_forget logit_mse agreement"
         " parameter_gap causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds speedup"
-        " sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant"
+        " sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant digest"
     )
     assert " ".join(field.name for field in fields(Row)) == expected
 
@@ -48,7 +49,8 @@ def test_round_trip_is_exact_and_stable(results, tmp_path):
 def test_file_has_the_shape_of_the_architecture(results, tmp_path):
     results.save(tmp_path / "results.json")
     content = json.loads((tmp_path / "results.json").read_text())
-    assert list(content) == ["experiment", "scenario", "environment", "rows", "noise"]
+    assert list(content) == ["version", "experiment", "date", "scenario", "environment", "rows", "noise"]
+    assert (content["version"], content["date"]) == (2, None)
     assert list(content["rows"][0]) == [field.name for field in fields(Row)]
     assert content["rows"][0]["mia_auc"] is None
     assert content["rows"][3]["sample_gradients"] == 123456789
@@ -67,8 +69,8 @@ def test_nonfinite_is_refused_by_name_and_leaves_the_old_file(results, tmp_path,
     path = tmp_path / "results.json"
     results.save(path)
     before = path.read_bytes()
-    bad = replace(results, rows=[*ROWS, Row("hf-kcu-gradient", 12, **{measure: value})])
-    with pytest.raises(DataError, match=rf"{measure} of method 'hf-kcu-gradient', seed 12"):
+    bad = replace(results, rows=[*ROWS, Row("hf-kcu", 12, **{measure: value})])
+    with pytest.raises(DataError, match=rf"{measure} of method 'hf-kcu', seed 12"):
         bad.save(path)
     assert path.read_bytes() == before
 
@@ -113,6 +115,59 @@ def test_foreign_files_are_refused_in_one_sentence(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+def test_a_good_frame_is_read(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(FRAME % '"rows": [{"method": "a", "seed": 0, "kl": 1}], "noise": {}')
+    assert Results.load(path).rows == [Row("a", 0, kl=1)]
+
+
+@pytest.mark.parametrize(("written", "said"), [("", "no version"), ('"version": 1,', "'1'"), ('"version": 3,', "'3'")])
+def test_another_version_is_refused_for_what_it_is(tmp_path, written, said):
+    """`hf-kcu` of an older file is another method: whatever else is in it, it is not read."""
+    path = tmp_path / "old.json"
+    path.write_text(
+        (FRAME % '"rows": [{"method": "hf-kcu", "seed": 0}], "noise": {}').replace('"version": 2,', written)
+    )
+    with pytest.raises(DataError, match=rf"old\.json has .*{said}.* only results of version 2 .* measure again"):
+        Results.load(path)
+
+
+@pytest.mark.parametrize("version", ["true", "2.0", '"2"', "[2]"])
+def test_a_version_is_a_whole_number(tmp_path, version):
+    path = tmp_path / "odd.json"
+    path.write_text((FRAME % '"rows": [], "noise": {}').replace('"version": 2', f'"version": {version}'))
+    with pytest.raises(DataError, match="only results of version 2"):
+        Results.load(path)
+
+
+def test_deep_json_is_refused(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"deep\.json is not a results file"):
+        Results.load(tmp_path / "deep.json")
+
+
+def test_date_and_digest_come_back_with_every_part(tmp_path):
+    rows = [Row("trained", 0, variant="one", digest="ab12")]
+    results = Results("x", {}, {}, rows, {}, {"one": Variant({}, {}, {})}, [], utc_now())
+    results.save(tmp_path / "r.json")
+    again = Results.load(tmp_path / "r.json")
+    assert again == results
+    assert datetime.now(UTC) - datetime.fromisoformat(again.date) < timedelta(minutes=1)
+    assert again.part("one") == again
+
+
+@pytest.mark.parametrize("date", ["yesterday", "2026-11-16T12:00:00", "2026-11-16T12:00:00+01:00", 5])
+def test_a_date_is_a_time_in_utc(results, tmp_path, date):
+    with pytest.raises(DataError, match="time in UTC"):
+        replace(results, date=date).save(tmp_path / "r.json")
+
+
+def test_names_are_words(results, tmp_path):
+    for name in ("verdict", "variant", "digest"):
+        with pytest.raises(DataError, match=f"its {name} in words"):
+            replace(results, rows=[Row("trained", 0, **{name: 3})]).save(tmp_path / "r.json")
+
+
 def test_missing_and_binary_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="No such file"):
         Results.load(tmp_path / "absent.json")
@@ -128,7 +183,7 @@ def test_unwritable_path_is_an_error_of_ours(results, tmp_path):
 
 
 def test_methods_in_order_of_appearance(results):
-    assert results.methods() == ["trained", "retrain", "hf-kcu-trajectory"]
+    assert results.methods() == ["trained", "retrain", "retrace-krylov"]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -174,7 +229,7 @@ def test_environment_is_plain_and_tells_no_names(tmp_path):
 def test_variants_and_series_come_back_and_one_variant_stands_alone(tmp_path):
     rows = [Row("trained", 10, asr=0.9, variant="weak"), Row("trained", 10, asr=1.0, variant="strong")]
     variants = {name: Variant({"alpha": 0.5, "name": name}, NOISE, {}) for name in ("weak", "strong")}
-    series = [Series("hf-kcu", "weak", "iteration", "residual", [0.0, 1.0], [1.0, 0.5])]
+    series = [Series("retrace", "weak", "iteration", "residual", [0.0, 1.0], [1.0, 0.5])]
     results = Results("backdoor", {}, {}, rows, {}, variants, series)
     results.save(tmp_path / "results.json")
     again = Results.load(tmp_path / "results.json")

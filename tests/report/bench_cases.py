@@ -21,10 +21,10 @@ METHODS = {
     "fed-osd": (0.60, 0.45, 0.2, 0.9, 12.0, 11.5, 8.3),
     "unfiltered+recovery": (0.624, 0.503, 0.27, 0.52, 93.0, 92.0, 1.03),
     "hf-kcu-paper": (0.627, 0.956, 0.961, 9.7, 18.0, 17.0, 5.6),
-    "hf-kcu-gradient": (0.625, 0.828, 0.736, 3.9, 151.0, 197.0, 0.48),
-    "hf-kcu-gradient+recovery": (0.624, 0.80, 0.70, 3.7, 60.0, 65.0, 1.5),
-    "hf-kcu-trajectory": (0.561, 0.265, 0.011, 0.30, 133.0, 168.0, 0.56),
-    "hf-kcu-trajectory+recovery": (0.593, 0.273, 0.015, 0.18, 57.0, 62.0, 1.53),
+    "hf-kcu": (0.625, 0.828, 0.736, 3.9, 151.0, 197.0, 0.48),
+    "hf-kcu+recovery": (0.624, 0.80, 0.70, 3.7, 60.0, 65.0, 1.5),
+    "retrace-krylov": (0.561, 0.265, 0.011, 0.30, 133.0, 168.0, 0.56),
+    "retrace-krylov+recovery": (0.593, 0.273, 0.015, 0.18, 57.0, 62.0, 1.53),
 }
 SEEDS = (10, 11, 12)
 NOISE = {
@@ -70,8 +70,8 @@ def row(method, seed, variant, shift, backdoor, dice):
         speedup_in_gradients=work,
         rounds=None if work is None else 1 + seed % 10 + 10,
         bytes=None if work is None else 3.4e8 / work * 10,
-        stored_bytes=7.5e6 if "trajectory" in method else None,
-        training_overhead=0.01 if "trajectory" in method else None,
+        stored_bytes=7.5e6 if "retrace" in method else None,
+        training_overhead=0.01 if "retrace" in method else None,
         variant=variant,
     )
 
@@ -119,7 +119,7 @@ def sequential():
         for method, start, slope in (
             ("trained", 0.6, 0.001),
             ("retrain", 0.5, -0.01),
-            ("hf-kcu-trajectory", 0.5, -0.02),
+            ("retrace-krylov", 0.5, -0.02),
             ("fine-tuning", 0.55, -0.005),
         )
         for _ in SEEDS
@@ -133,7 +133,7 @@ def convergence():
     series = [
         Series(method, f"{client} leaves", "iteration", "relative residual", steps, [start * rate**k for k in steps])
         for client in ("client-1", "client-2")
-        for method, start, rate in (("hf-kcu-gradient", 1, 0.8), ("hf-kcu-trajectory", 1, 0.85), ("bound", 2, 0.9))
+        for method, start, rate in (("hf-kcu", 1, 0.8), ("retrace-krylov", 1, 0.85), ("bound", 2, 0.9))
     ]
     return Results("convergence", {}, {}, [], {}, {}, series)
 

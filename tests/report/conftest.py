@@ -17,7 +17,7 @@ METHODS = {
         "speedup": 17.2,
         "speedup_in_gradients": 18.1,
     },
-    "hf-kcu-gradient": {
+    "hf-kcu": {
         "test_accuracy": 0.977,
         "forget_accuracy": 0.758,
         "asr": 0.316,
@@ -26,7 +26,7 @@ METHODS = {
         "speedup": 29.0,
         "speedup_in_gradients": 14.0,
     },
-    "hf-kcu-trajectory": {
+    "retrace-krylov": {
         "test_accuracy": 0.965,
         "forget_accuracy": 0.483,
         "asr": 0.003,
@@ -99,7 +99,7 @@ def clean(results: Results) -> Results:
 
 @pytest.fixture
 def failed(results: Results) -> Results:
-    """The same, but the trajectory update left the backdoor where it was."""
+    """The same, but retrace left the backdoor where it was."""
     bad = {"asr": 0.95, "forget_accuracy": 0.99, "kl_forget": 4.5}
-    rows = [replace(row, **bad) if row.method == "hf-kcu-trajectory" else row for row in results.rows]
+    rows = [replace(row, **bad) if row.method == "retrace-krylov" else row for row in results.rows]
     return replace(results, rows=rows)

@@ -31,7 +31,7 @@ EVIDENCE = (
     Evidence("solver", "against", "It met <negative> curvature.", {}),
 )
 PROVENANCE = Provenance("0a", "1b", ("2c", "3d"), "2026-01-02T03:04:05+00:00", "0.1.0")
-KEPT = {"fine-tuning": 1.0, "hf-kcu": 0.0}
+KEPT = {"fine-tuning": 1.0, "retrace": 0.0}
 
 
 def scores(seed, shift, others=400):
@@ -88,7 +88,7 @@ def printed(audit, width=80):
 def test_the_cases_are_what_they_are_meant_to_be(audit):
     assert {name: own.judgement.verdict.value for name, own in audit.methods.items()} == {
         "fine-tuning": "UNDER-FORGOTTEN",
-        "hf-kcu": "EQUIVALENT",
+        "retrace": "EQUIVALENT",
     }
 
 
@@ -105,14 +105,14 @@ def test_pictures_and_terminal_name_the_attack_that_is_drawn(audit):
 def test_scores_have_a_row_a_model_filled_and_as_a_line(audit):
     axes = scores_plot(audit).axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["do nothing (trained)", "fine-tuning", "HF-KCU", "a retrained model"]
+    assert labels == ["do nothing (trained)", "fine-tuning", "retrace", "a retrained model"]
     assert [patch.get_fill() for patch in axes.patches] == [True, False] * 4
     assert sum(text.get_text().startswith("AUC ") for text in axes.texts) == 4
 
 
 def test_a_ruined_model_does_not_press_the_others_together(audit):
-    ruined = Scores(audit.scores["hf-kcu"].members - 1000.0, audit.scores["hf-kcu"].others)
-    axes = scores_plot(replace(audit, scores={**audit.scores, "hf-kcu": ruined})).axes[0]
+    ruined = Scores(audit.scores["retrace"].members - 1000.0, audit.scores["retrace"].others)
+    axes = scores_plot(replace(audit, scores={**audit.scores, "retrace": ruined})).axes[0]
     low, high = axes.get_xlim()
     assert high - low < 15
     assert "← 100% of the filled beyond" in [text.get_text() for text in axes.texts]
@@ -135,7 +135,7 @@ def test_roc_is_logarithmic_with_a_line_a_model_and_the_diagonal(audit):
     axes = roc_plot(audit).axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     lines = {line.get_gid(): line for line in axes.lines}
-    assert set(lines) == {"trained", "fine-tuning", "hf-kcu", "retrained", "diagonal", "one-percent"}
+    assert set(lines) == {"trained", "fine-tuning", "retrace", "retrained", "diagonal", "one-percent"}
     assert axes.get_xlim()[0] == pytest.approx(1 / 400)
     for line in lines.values():
         assert min(line.get_xdata()) > 0
@@ -144,7 +144,7 @@ def test_roc_is_logarithmic_with_a_line_a_model_and_the_diagonal(audit):
 
 def test_verdict_panel_marks_what_was_told_and_doing_nothing(audit):
     for own in audit.methods.values():
-        figure = verdict_plot("hf-kcu", own.judgement)
+        figure = verdict_plot("retrace", own.judgement)
         axes, found = figure.axes[0], own.judgement.findings
         assert len([bar for bar in axes.patches if bar.get_gid() == NOISE]) == len(found) == 9
         marks = [line for line in axes.lines if line.get_gid() == "model"]
@@ -159,7 +159,7 @@ def test_verdict_panel_marks_what_was_told_and_doing_nothing(audit):
 
 
 def test_the_edges_of_an_interval_are_one(audit):
-    for finding in audit.methods["hf-kcu"].judgement.findings:
+    for finding in audit.methods["retrace"].judgement.findings:
         assert position(finding, finding.retrained) == 0
         assert [position(finding, edge) for edge in (finding.low, finding.high) if np.isfinite(edge)] == pytest.approx(
             [side for side, edge in ((-1, finding.low), (1, finding.high)) if np.isfinite(edge)]
@@ -172,7 +172,7 @@ def test_the_edges_of_an_interval_are_one(audit):
 
 
 def test_limits_that_nothing_can_pass_are_not_written(audit):
-    found = {finding.measure.name: finding for finding in audit.methods["hf-kcu"].judgement.findings}
+    found = {finding.measure.name: finding for finding in audit.methods["retrace"].judgement.findings}
     assert interval_text(replace(found["asr"], low=-0.03, high=0.05)) == "at most 5.0%"
     assert interval_text(replace(found["test_accuracy"], low=0.93, high=np.inf)) == "at least 93.0%"
     assert interval_text(replace(found["forget_accuracy"], low=0.4, high=0.6)) == "40.0% to 60.0%"
@@ -189,7 +189,7 @@ def test_page_says_verdicts_reasons_power_and_all_tables(audit):
         assert own.judgement.reason in text
         for finding in own.judgement.findings:
             assert finding.measure.label in text
-    assert page.count(audit.methods["hf-kcu"].judgement.power.sentence.replace("'", "&#x27;")) == 1
+    assert page.count(audit.methods["retrace"].judgement.power.sentence.replace("'", "&#x27;")) == 1
     assert 'class="card result gone"' in page
     assert 'class="card result remains"' in page
     for part in ("LiRA: TPR at 1% FPR", "speaks against forgetting", "not a proof of forgetting", "told apart"):
@@ -211,7 +211,7 @@ def test_passing_where_doing_nothing_passes_is_not_marked():
 
 def test_everything_is_escaped(audit):
     evil = "<script>alert('&')</script>"
-    own = audit.methods["hf-kcu"]
+    own = audit.methods["retrace"]
     odd = replace(
         own,
         judgement=replace(own.judgement, reason=evil),
@@ -236,8 +236,8 @@ def test_terminal_fits_and_says_it(audit):
 
 
 def test_square_brackets_are_no_markup_in_the_terminal(audit):
-    own = replace(audit.methods["hf-kcu"], evidence=(Evidence("x", "for", "AUC [red]0.5[/red] [0.4, 0.6]", {}),))
-    assert "[red]0.5[/red] [0.4, 0.6]" in printed(replace(audit, methods={"hf-kcu": own}))
+    own = replace(audit.methods["retrace"], evidence=(Evidence("x", "for", "AUC [red]0.5[/red] [0.4, 0.6]", {}),))
+    assert "[red]0.5[/red] [0.4, 0.6]" in printed(replace(audit, methods={"retrace": own}))
 
 
 def test_without_retrained_models_there_is_evidence_only(alone, tmp_path):
@@ -251,31 +251,31 @@ def test_without_retrained_models_there_is_evidence_only(alone, tmp_path):
     assert "UNDECIDED" in text
     assert "Membership attacks" not in text
     assert "It met <negative> curvature." in text
-    for drawn in (scores_plot(alone), roc_plot(alone), verdict_plot("hf-kcu", alone.methods["hf-kcu"].judgement)):
+    for drawn in (scores_plot(alone), roc_plot(alone), verdict_plot("retrace", alone.methods["retrace"].judgement)):
         assert len(drawn.axes[0].texts) == 1
 
 
 def test_a_clean_client_has_no_attack_success(tmp_path):
     clean = synthetic(asr=None, forget_auc=None, retained_auc=None)
-    axes = verdict_plot("hf-kcu", clean.methods["hf-kcu"].judgement).axes[0]
+    axes = verdict_plot("retrace", clean.methods["retrace"].judgement).axes[0]
     assert "attack success" not in [label.get_text() for label in axes.get_yticklabels()]
     publish_audit(clean, tmp_path)
 
 
 def test_few_samples_have_no_rate_at_one_percent(tmp_path):
     few = synthetic(others=40)
-    assert few.methods["hf-kcu"].attacks["LiRA"].gap.tpr_at_1_percent is None
+    assert few.methods["retrace"].attacks["LiRA"].gap.tpr_at_1_percent is None
     assert "LiRA: TPR at 1% FPR" in publish_audit(few, tmp_path).read_text(encoding="utf-8")
-    line = next(line for line in printed(few).splitlines() if re.match(r"HF-KCU +\d\.\d{3}", line))
+    line = next(line for line in printed(few).splitlines() if re.match(r"retrace +\d\.\d{3}", line))
     assert line.rstrip().endswith(MISSING)
-    gap = json.loads((tmp_path / "audit.json").read_text())["methods"]["hf-kcu"]["attacks"]["LiRA"]["gap"]
+    gap = json.loads((tmp_path / "audit.json").read_text())["methods"]["retrace"]["attacks"]["LiRA"]["gap"]
     assert gap["tpr_at_1_percent"] is None
 
 
 def test_files_are_written_and_reproducible_without_pyplot_state(audit, tmp_path):
     first, second = publish_audit(audit, tmp_path / "a"), publish_audit(audit, tmp_path / "b")
     assert first == tmp_path / "a" / "audit.html"
-    names = ["audit-roc", "audit-scores", "audit-verdict-fine-tuning", "audit-verdict-hf-kcu"]
+    names = ["audit-roc", "audit-scores", "audit-verdict-fine-tuning", "audit-verdict-retrace"]
     written = sorted(path.name for path in first.parent.iterdir())
     assert written == sorted(
         [f"{name}.{kind}" for name in names for kind in ("png", "svg")] + ["audit.html", "audit.json"]
@@ -288,18 +288,18 @@ def test_files_are_written_and_reproducible_without_pyplot_state(audit, tmp_path
 def test_json_holds_the_audit_to_six_digits(audit, tmp_path):
     publish_audit(audit, tmp_path)
     content = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
-    own = content["methods"]["hf-kcu"]
+    own = content["methods"]["retrace"]
     assert own["verdict"] == "EQUIVALENT"
     assert own["evidence"][0]["values"]["auc"] == 0.512346
-    expected = audit.methods["hf-kcu"].attacks["LiRA"].gap.auc
+    expected = audit.methods["retrace"].attacks["LiRA"].gap.auc
     assert own["attacks"]["LiRA"]["gap"]["auc"] == pytest.approx(list(expected), rel=1e-5)
     assert {found["measure"] for found in own["findings"]} >= {"asr", "kl_forget"}
 
 
 def test_a_value_that_is_no_number_is_refused(audit, tmp_path):
-    bad = replace(audit.methods["hf-kcu"], evidence=(Evidence("x", "for", "y", {"auc": float("nan")}),))
+    bad = replace(audit.methods["retrace"], evidence=(Evidence("x", "for", "y", {"auc": float("nan")}),))
     with pytest.raises(DataError, match=r"finite numbers only.*auc"):
-        publish_audit(replace(audit, methods={"hf-kcu": bad}), tmp_path)
+        publish_audit(replace(audit, methods={"retrace": bad}), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

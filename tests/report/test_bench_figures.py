@@ -117,7 +117,7 @@ def test_residuals_fall_on_a_logarithmic_scale_beside_bound_and_paper():
     assert len(figure.axes) == 2
     for axes in figure.axes:
         assert (axes.get_xscale(), axes.get_yscale(), axes.get_xlabel()) == ("linear", "log", "iteration")
-        assert names(axes)[:3] == ["HF-KCU gradient", "HF-KCU trajectory", "bound"]
+        assert names(axes)[:3] == ["HF-KCU corrected", "retrace, Krylov", "bound"]
         assert [line.get_label() for line in hollow(axes)] == ["paper: HF-KCU (client 1)", "paper: HF-KCU (client 2)"]
         assert next(line for line in axes.lines if line.get_label() == "bound").get_linestyle() == "--"
 

@@ -53,7 +53,7 @@ def test_both_noises_are_the_variants_own():
 def test_judged_by_the_variants_own_noise():
     _, strong = tables(bench_markdown(bench()))
     assert strong["do nothing (trained)"]["backdoor success (%)"].endswith(" !")
-    assert strong["HF-KCU trajectory"]["backdoor success (%)"].startswith("**")
+    assert strong["retrace, Krylov"]["backdoor success (%)"].startswith("**")
     assert not re.search(r"[*!]", strong["retrain, same init"]["backdoor success (%)"])
 
 
@@ -102,12 +102,12 @@ def test_where_the_paper_has_curves_a_short_page_has_nothing_else():
     curves = replace(bench("convergence", ("a client leaves",)), series=convergence().series)
     assert len(tables(bench_markdown(curves))) == 3
     ours, _ = tables(bench_markdown(curves, short=True))
-    assert "HF-KCU gradient (client-1 leaves)" in ours
+    assert "HF-KCU corrected (client-1 leaves)" in ours
 
 
 def test_curves_become_tables_with_the_papers_own_after_them():
     ours, theirs = tables(bench_markdown(convergence()))
-    assert ours["HF-KCU gradient (client-1 leaves)"]["4"] == "0.41"
+    assert ours["HF-KCU corrected (client-1 leaves)"]["4"] == "0.41"
     assert theirs["paper: HF-KCU (client 1)"]["50"] == "3.4e-07"
     accuracy = tables(bench_markdown(sequential()))[0]
     assert re.fullmatch(r"\d\d\.\d", accuracy["fine-tuning"]["10"])

@@ -66,12 +66,13 @@ def test_a_rate_is_judged_beside_the_retrained_models_of_its_own_seed():
 
 def test_a_miss_that_the_range_over_all_seeds_would_hide_is_told():
     results = leavers(trained=0.25)
-    rows = [replace(row, method="hf-kcu") for row in leavers(x=0.15).rows if row.method == "x"]
+    rows = [replace(row, method="retrace") for row in leavers(x=0.15).rows if row.method == "x"]
     found = headline(replace(results, rows=[*results.rows, *rows]))
     assert found.verdict == "remains"
     (sentence, *_) = found.missed
     assert sentence == (
-        "HF-KCU misses retraining in accuracy on forgotten data: 60.0% against 29.0 to 61.0%, and seed by seed outside."
+        "retrace misses retraining in accuracy on forgotten data: 60.0% against 29.0 to 61.0%,"
+        " and seed by seed outside."
     )
 
 

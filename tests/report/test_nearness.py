@@ -16,7 +16,7 @@ RETRAINED = (0.59, 0.60, 0.61)
 
 
 def results(
-    own, trained, scenario=STRONG, method="hf-kcu", seeds=(10,), retrained=RETRAINED, distances=(0.1, 0.2, 0.3)
+    own, trained, scenario=STRONG, method="retrace", seeds=(10,), retrained=RETRAINED, distances=(0.1, 0.2, 0.3)
 ):
     """Each seed has the same retrained models; `own` and `trained` are measures, or one set of measures a seed."""
     rows = []
@@ -138,7 +138,7 @@ def test_each_seed_has_its_own_retrained_models():
     rows = []
     for seed, level in ((10, 0.3), (11, 0.8)):
         rows += [Row("retrain", seed, forget_accuracy=level + shift) for shift in (-0.01, 0.0, 0.01)]
-        rows += [Row("trained", seed, forget_accuracy=level + 0.1), Row("hf-kcu", seed, forget_accuracy=level - 0.02)]
+        rows += [Row("trained", seed, forget_accuracy=level + 0.1), Row("retrace", seed, forget_accuracy=level - 0.02)]
     (found,) = nearness(Results("main", STRONG, {}, rows, {}))
     gap = found.gaps["forget_accuracy"]
     assert (round(gap.own.mean, 6), round(gap.own.spread, 6), gap.own.inside) == (-0.02, 0.0, False)
@@ -156,7 +156,7 @@ def test_a_distance_is_compared_with_the_mean_of_the_largest_of_each_seed():
     rows = []
     for seed, largest in ((10, 0.2), (11, 0.4)):
         rows += [Row("retrain", seed, kl_forget=distance) for distance in (0.1, 0.15, largest)]
-        rows += [Row("trained", seed, kl_forget=5.0), Row("hf-kcu", seed, kl_forget=0.3)]
+        rows += [Row("trained", seed, kl_forget=5.0), Row("retrace", seed, kl_forget=0.3)]
     (found,) = nearness(Results("main", STRONG, {}, rows, {}))
     assert found.gaps["kl_forget"].retrained == pytest.approx((0.1, 0.3))
     assert found.statuses["kl_forget"] == "met"
@@ -166,10 +166,10 @@ def both():
     own = {"test_accuracy": 0.6, "forget_accuracy": 0.64, "asr": 0.6, "kl_forget": 0.2, WORK: 80.0}
     trained = {"test_accuracy": 0.62, "forget_accuracy": 0.95, "asr": 0.9, "kl_forget": 4.0}
     strong = results(own, trained)
-    clean = results({"forget_accuracy": 0.6, WORK: 120.0}, {"forget_accuracy": 0.6}, CLEAN, "hf-kcu+recovery")
+    clean = results({"forget_accuracy": 0.6, WORK: 120.0}, {"forget_accuracy": 0.6}, CLEAN, "retrace+recovery")
     parts = {"cifar10, strong": strong, "cifar10, clean": clean}
     rows = [replace(row, variant=label) for label, part in parts.items() for row in part.rows]
-    rows = [replace(row, verdict="UNDECIDED") if row.method.startswith("hf-kcu") else row for row in rows]
+    rows = [replace(row, verdict="UNDECIDED") if row.method.startswith("retrace") else row for row in rows]
     variants = {label: Variant(part.scenario, {}, {}) for label, part in parts.items()}
     return Results("backdoor", {}, {}, rows, {}, variants)
 
@@ -178,17 +178,17 @@ def test_the_table_names_what_is_missed_before_what_is_met():
     text = nearness_markdown(both())
     assert text.startswith("**1 of 7 goals is missed**, 1 cannot be told, 5 are met.\n")
     strong, clean = (line for line in text.splitlines() if line.startswith("| cifar10"))
-    assert "| HF-KCU | **1 missed** (forgotten data); 4 met |" in strong
+    assert "| retrace | **1 missed** (forgotten data); 4 met |" in strong
     assert "| +4.00 ! (trained +35.0) |" in strong
     assert "| **0.200** (retrained 0.100–0.300; 5.0% of trained 4.00) |" in strong
     assert "| **80×** | undecided 1 |" in strong
-    assert "| HF-KCU + recovery | 1 cannot tell (forgotten data); 1 met |" in clean
+    assert "| retrace + recovery | 1 cannot tell (forgotten data); 1 met |" in clean
     assert re.search(r"\+0\.0 \? \(trained \+0\.0\)", clean)
     assert "for a clean client: forgotten data at most 50% of the trained model's" in text
 
 
 def test_an_experiment_without_the_default_is_refused():
-    with pytest.raises(RequestError, match="no rows of hf-kcu"):
+    with pytest.raises(RequestError, match="no rows of retrace"):
         nearness_markdown(Results("samples", {}, {}, [Row("trained", 10)], {}))
 
 

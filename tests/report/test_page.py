@@ -56,7 +56,7 @@ def test_page_says_it_in_numbers(results):
     text = " ".join(Reader(render_report(results, reading="Our own words.")).text)
     for part in (
         "Before: 95.7% of triggered images went to the attacker's class.",
-        "After HF-KCU trajectory: 0.3%; retraining from scratch: 0.1%.",
+        "After retrace, Krylov: 0.3%; retraining from scratch: 0.1%.",
         "28 times fewer sample-gradients than retraining",
         "HF-KCU as printed hardly changes anything",
         "Our own words.",
@@ -83,18 +83,18 @@ def test_success_is_claimed_only_where_it_is(results, failed):
     found = headline(failed)
     assert found.verdict == "remains"
     assert "still in the model" in found.title
-    assert "After HF-KCU trajectory: 95.0%" in " ".join(found.reached)
+    assert "After retrace, Krylov: 95.0%" in " ".join(found.reached)
     assert any("misses retraining in backdoor success: 95.0%" in sentence for sentence in found.missed)
     assert "The client is gone" not in render_report(failed)
 
 
 def test_half_way_is_partly(results):
-    assert headline(changed(results, "hf-kcu-trajectory", asr=0.2)).verdict == "partly"
+    assert headline(changed(results, "retrace-krylov", asr=0.2)).verdict == "partly"
 
 
 def test_one_bad_run_is_told(results):
     rows = [
-        replace(row, asr=0.045 if row.seed == 10 else 0.0) if row.method == "hf-kcu-trajectory" else row
+        replace(row, asr=0.045 if row.seed == 10 else 0.0) if row.method == "retrace-krylov" else row
         for row in results.rows
     ]
     found = headline(replace(results, rows=rows))
@@ -103,13 +103,13 @@ def test_one_bad_run_is_told(results):
 
 
 def test_lost_accuracy_is_told(results):
-    found = headline(changed(results, "hf-kcu-trajectory", test_accuracy=0.90))
+    found = headline(changed(results, "retrace-krylov", test_accuracy=0.90))
     assert "accuracy on new data was lost" in found.title
     assert any("accuracy on new data: 90.0% against 96.7 to 97.7%" in sentence for sentence in found.missed)
 
 
 def test_dearer_than_retraining_is_told(results):
-    dear = changed(results, "hf-kcu-trajectory", speedup_in_gradients=0.5, speedup=None)
+    dear = changed(results, "retrace-krylov", speedup_in_gradients=0.5, speedup=None)
     assert headline(dear).reached[-1] == "Cost: 2.0 times more sample-gradients than retraining."
 
 
@@ -131,9 +131,9 @@ def test_nothing_is_claimed_where_doing_nothing_passes(results):
     ("methods", "expected"),
     [
         (["trained", "retrain"], None),
-        (["hf-kcu-gradient", "hf-kcu-trajectory", "hf-kcu-trajectory+recovery"], "hf-kcu-trajectory"),
-        (["hf-kcu-trajectory", "hf-kcu+recovery", "hf-kcu"], "hf-kcu"),
-        (["hf-kcu-paper", "hf-kcu-gradient"], "hf-kcu-gradient"),
+        (["hf-kcu", "retrace-krylov", "retrace-krylov+recovery"], "retrace-krylov"),
+        (["retrace-krylov", "retrace+recovery", "retrace"], "retrace"),
+        (["hf-kcu-paper", "hf-kcu"], "hf-kcu"),
         (["trained", "fine-tuning"], "fine-tuning"),
     ],
 )

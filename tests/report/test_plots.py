@@ -30,7 +30,7 @@ def test_three_panels_with_bands_where_the_noise_is(results):
 def test_every_run_and_every_mean_is_drawn(results):
     axes = forgetting_plot(results).axes[0]
     assert sum(len(line.get_xdata()) for line in axes.lines) == len(results.rows) + len(results.methods())
-    mean = sum(results.values("hf-kcu-gradient", "asr")) / 3
+    mean = sum(results.values("hf-kcu", "asr")) / 3
     assert any(line.get_xdata()[0] == pytest.approx(100 * mean) for line in axes.lines if len(line.get_xdata()) == 1)
 
 
@@ -47,13 +47,13 @@ def test_cost_plot_marks_noise_and_doing_nothing(results):
     assert nothing.get_ydata()[0] == pytest.approx(4.7)
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     names = {text.get_text() for text in axes.texts if isinstance(text, Annotation)}
-    assert names == {"retrain (gold standard)", "HF-KCU as printed", "HF-KCU gradient", "HF-KCU trajectory"}
+    assert names == {"retrain (gold standard)", "HF-KCU as printed", "HF-KCU corrected", "retrace, Krylov"}
 
 
 @pytest.mark.parametrize("mark", [0.125, 0.1])
 def test_the_note_on_the_band_covers_no_mark(results, mark):
     far = {"kl_forget": mark, "speedup_in_gradients": 20.0}
-    rows = [replace(row, **far) if row.method == "hf-kcu-trajectory" else row for row in results.rows]
+    rows = [replace(row, **far) if row.method == "retrace-krylov" else row for row in results.rows]
     thin = {**results.noise, "kl_forget": {**results.noise["kl_forget"], "low": 0.11, "high": 0.12}}
     axes = cost_plot(replace(results, rows=rows, noise=thin)).axes[0]
     note = next(text for text in axes.texts if not isinstance(text, Annotation) and "apart" in text.get_text())
@@ -78,7 +78,7 @@ def test_cost_labels_do_not_overlap_even_when_points_do(results):
         replace(row, method=f"twin-{index}")
         for index in range(5)
         for row in results.rows
-        if row.method == "hf-kcu-trajectory"
+        if row.method == "retrace-krylov"
     ]
     figure = cost_plot(replace(results, rows=results.rows + twins))
     canvas = FigureCanvasAgg(figure)
@@ -112,6 +112,6 @@ def test_unwritable_folder_is_an_error_of_ours(results, tmp_path):
 
 
 def test_other_methods_get_colours_of_their_own():
-    chosen = colours(["trained", "retrain", "hf-kcu-trajectory", "fine-tuning", "federaser", "federaser+recovery"])
+    chosen = colours(["trained", "retrain", "retrace-krylov", "fine-tuning", "federaser", "federaser+recovery"])
     assert len(set(chosen.values())) == 5
     assert chosen["federaser"] == chosen["federaser+recovery"]

@@ -23,7 +23,7 @@ def expected(results, method, measure):
 
 def test_both_tables_hold_independently_computed_means(results):
     for text in (drawn(results).replace("±", "± "), bench_markdown(results)):
-        for method, name in {"hf-kcu-gradient": "HF-KCU gradient", "retrain": "retrain (gold standard)"}.items():
+        for method, name in {"hf-kcu": "HF-KCU corrected", "retrain": "retrain (gold standard)"}.items():
             line = next(line for line in text.splitlines() if name in line)
             for measure in ("test_accuracy", "forget_accuracy", "asr"):
                 assert expected(results, method, measure) in line
@@ -43,7 +43,7 @@ def test_terminal_colours_follow_the_judgement(results):
     styles = [[cell.style for cell in column._cells] for column in terminal_table(results, 160).columns]
     lines = dict(zip(results.methods(), zip(*styles, strict=True), strict=False))
     assert lines["trained"][3] == "red"
-    assert lines["hf-kcu-trajectory"][1:6] == ("green",) * 5
+    assert lines["retrace-krylov"][1:6] == ("green",) * 5
     assert set(lines["retrain"]) == {""}
 
 
@@ -54,7 +54,7 @@ def test_markdown_has_one_cell_a_column(results):
 
 
 def test_missing_values_are_dashes(clean):
-    line = next(line for line in bench_markdown(clean).splitlines() if "HF-KCU trajectory" in line)
+    line = next(line for line in bench_markdown(clean).splitlines() if "retrace, Krylov" in line)
     assert line.split("|")[4].strip() == "–"
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from expunge.bench.cells import Cell
 from expunge.bench.measuring import REFERENCES, SHARDED, Curves, Part, measure
-from expunge.bench.results import Row, Series, environment, plain
+from expunge.bench.results import Row, Series, environment, plain, utc_now
 from expunge.bench.settings import Contender, Setting
 from expunge.bench.store import Store
 from expunge.errors import DataError
@@ -54,7 +54,7 @@ def measured_part(setting: Setting, curves: Curves | None, store: Store, paths: 
     if missing:
         contenders = tuple(contender for contender, _ in missing)
         part = measure(dataclasses.replace(setting, contenders=contenders), curves, store)
-        part = dataclasses.replace(part, environment=environment(store.device))
+        part = dataclasses.replace(part, environment=environment(store.device), date=utc_now())
         for contender, path in missing:
             path.parent.mkdir(parents=True, exist_ok=True)
             own = split(part, contender, contenders)
@@ -85,11 +85,12 @@ def named(part: Part, contender: Contender) -> Part:
 
 
 def joined(parts: Sequence[Part]) -> Part:
-    """Several contenders' parts as one: the models that all are compared with are those of the first."""
+    """Several contenders' parts as one, of the last one's date: what all are compared with is the first one's."""
     return dataclasses.replace(
         parts[0],
         rows=_each_once([part.rows for part in parts]),
         series=_each_once([part.series for part in parts]),
+        date=max((part.date for part in parts if part.date is not None), default=None),
     )
 
 

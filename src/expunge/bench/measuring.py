@@ -40,6 +40,7 @@ class Part:
     noise_same_init: dict[str, list[float]]
     series: list[Series]
     environment: dict[str, Any] = field(default_factory=dict)
+    date: str | None = None
 
 
 def compared_steps(steps: int) -> list[int]:

@@ -6,7 +6,8 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,9 @@ from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.files import write_whole
 from expunge.version import __version__
 
+VERSION = 2
+"""Of the file. Since 2 `hf-kcu` is the corrected influence step; in a file of 1 the same name is `retrace` of today."""
+
 Noise = dict[str, dict[str, float]]
 
 
@@ -26,7 +30,7 @@ class Row:
     """What one method reached in one run; a value that was not measured is None.
 
     Accuracies and rates lie in [0, 1]. Several rows may share method and seed (retrained models do). Where an
-    experiment compares several settings, ``variant`` names the row's.
+    experiment compares several settings, ``variant`` names the row's. ``digest`` is the model's.
     """
 
     method: str
@@ -56,9 +60,12 @@ class Row:
     training_overhead: float | None = None
     verdict: str | None = None
     variant: str | None = None
+    digest: str | None = None
 
 
-MEASURES = tuple(part.name for part in fields(Row) if part.name not in ("method", "seed", "variant", "verdict"))
+NAMES = ("method", "verdict", "variant", "digest")
+"""What a row says in words; of a seed there is a whole number."""
+MEASURES = tuple(part.name for part in fields(Row) if part.name not in (*NAMES, "seed"))
 RATES = frozenset({"test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success"})
 
 
@@ -105,6 +112,7 @@ class Results:
     `noise` maps a measure to its low, high and mean: for kl, kl_forget, logit_mse, agreement and parameter_gap
     over pairs of retrained models, for accuracies, asr and membership over the retrained models. An experiment on
     several settings keeps scenario and noise by variant, and `noise` is empty unless there is one variant only.
+    `date` is when the last of it was measured, as `utc_now` writes it.
 
     Example:
         >>> results = Results("demo", {}, {}, [Row("trained", 0, asr=0.9), Row("trained", 1, asr=1.0)], {})
@@ -119,6 +127,7 @@ class Results:
     noise: Noise
     variants: dict[str, Variant] = field(default_factory=dict)
     series: list[Series] = field(default_factory=list)
+    date: str | None = None
 
     def part(self, variant: str) -> Self:
         """The results of one variant alone, in the shape of an experiment that has no others."""
@@ -127,7 +136,7 @@ class Results:
         own = self.variants[variant]
         rows = [row for row in self.rows if row.variant == variant]
         series = [curve for curve in self.series if curve.variant == variant]
-        return type(self)(self.experiment, own.scenario, self.environment, rows, own.noise, {variant: own}, series)
+        return replace(self, scenario=own.scenario, rows=rows, noise=own.noise, variants={variant: own}, series=series)
 
     def methods(self) -> list[str]:
         """The methods in order of first appearance."""
@@ -152,11 +161,13 @@ class Results:
         """Write the file whole or not at all: floats to 6 significant digits, keys in a fixed order.
 
         Raises:
-            DataError: a value is NaN, infinite, no number, or a rate outside [0, 1].
+            DataError: a value is NaN, infinite, no number, or a rate outside [0, 1], or the date is none.
             RequestError: the path cannot be written.
         """
         content = {
+            "version": VERSION,
             "experiment": self.experiment,
+            "date": _date(self.date),
             "scenario": plain(self.scenario, "scenario"),
             "environment": plain(self.environment, "environment"),
             "rows": [_plain_row(row) for row in self.rows],
@@ -171,12 +182,7 @@ class Results:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a file that `save` wrote; DataError says in a sentence what is wrong with any other."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-        except OSError as error:
-            raise DataError(f"Cannot read results from {path}: {error.strerror or error}.") from error
-        except ValueError as error:
-            raise DataError(f"{path} is not a results file, its JSON is broken: {error}.") from error
+        content = _content(Path(path))
         try:
             rows = [Row(**_plain_row(Row(**row))) for row in content["rows"]]
             variants = {
@@ -192,9 +198,20 @@ class Results:
                 _noise(content["noise"]),
                 variants,
                 series,
+                _date(content["date"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError, DataError) as error:
             raise DataError(f"{path} is not a results file of expunge ({type(error).__name__}: {error}).") from error
+
+
+def utc_now() -> str:
+    """The time of day everywhere, to the second, as results and audits carry it.
+
+    Example:
+        >>> utc_now().endswith("+00:00")
+        True
+    """
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
@@ -217,6 +234,39 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     }
 
 
+def _content(path: Path) -> dict[str, Any]:
+    """What a file of our version holds."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise DataError(f"Cannot read results from {path}: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a results file, its JSON is broken: {error}.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not a results file: its JSON is no object.")
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
+        said = "no version" if version is None else f"the version {str(version)[:20]!r}"
+        raise DataError(
+            f"{path} has {said}, and only results of version {VERSION} can be read: methods were called otherwise"
+            " in others, so measure again."
+        )
+    return content
+
+
+def _date(date: Any) -> str | None:
+    """A date as `utc_now` writes it, or None."""
+    if date is None:
+        return None
+    try:
+        in_utc = datetime.fromisoformat(date).utcoffset() == timedelta(0)
+    except (TypeError, ValueError):
+        in_utc = False
+    if not in_utc:
+        raise DataError(f"The date of results is a time in UTC or None, but is {date!r}.")
+    return str(date)
+
+
 def _noise(content: Mapping[str, Mapping[str, float]]) -> Noise:
     return {key: {end: float(of[end]) for end in ("low", "high", "mean")} for key, of in content.items()}
 
@@ -224,8 +274,9 @@ def _noise(content: Mapping[str, Mapping[str, float]]) -> Noise:
 def _plain_row(row: Row) -> dict[str, Any]:
     where = f"method {row.method!r}, seed {row.seed}"
     content = plain(asdict(row), where)
-    if not isinstance(content["method"], str) or not isinstance(content["variant"], str | None):
-        raise DataError(f"A row's method and variant are names, but {where} has variant {row.variant!r}.")
+    for name in NAMES:
+        if not isinstance(content[name], str if name == "method" else str | None):
+            raise DataError(f"A row has its {name} in words, but in that of {where} it is {content[name]!r}.")
     if type(content["seed"]) is not int:
         raise DataError(f"A row needs a method's name and a whole seed, but has {where}.")
     for name in MEASURES:

@@ -16,7 +16,7 @@ from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell,
 from expunge.bench.evaluation import noise_ranges
 from expunge.bench.measured import alone, measured_part, part_path
 from expunge.bench.measuring import Curves, Part, compared_steps
-from expunge.bench.results import Results, Series, Variant, environment
+from expunge.bench.results import Results, Series, Variant, environment, utc_now
 from expunge.bench.scales import Scale
 from expunge.bench.settings import Setting, together
 from expunge.bench.store import Store
@@ -180,7 +180,7 @@ def all_done(jobs: Sequence[Callable[[], Part]], pool: Workers, progress: Progre
 
 
 def _studied(study: Callable[[bool, int], list[Series]], smoke: bool, seed: int) -> Part:
-    return Part([], {}, {}, study(smoke, seed))
+    return Part([], {}, {}, study(smoke, seed), date=utc_now())
 
 
 def _put_together(
@@ -208,7 +208,8 @@ def _put_together(
     rows = [row for part in parts for row in part.rows]
     series = averaged([curve for part in parts for curve in part.series])
     where = {**_joined([part.environment for part in parts if part.environment]), "torch_threads": 1}
-    return Results(experiment.name, scenario, where, rows, noise, variants, series)
+    date = max((part.date for part in parts if part.date is not None), default=None)
+    return Results(experiment.name, scenario, where, rows, noise, variants, series, date)
 
 
 def _joined(environments: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from expunge.auditing.verdict import RETRAINS, Verdict
 from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.measuring import Part
-from expunge.bench.results import Results, Row, Series, Variant, environment
+from expunge.bench.results import Results, Row, Series, Variant, environment, utc_now
 from expunge.bench.runner import all_done, described, make_all, missing_cells
 from expunge.bench.scales import LEAVER
 from expunge.bench.scenario import Federation, Scenario
@@ -196,7 +196,7 @@ def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part]) ->
         for curve in part.series:
             curves.setdefault((curve.method, curve.variant), []).append(curve)
     series = [_relearned(name, label, [y for curve in own for y in curve.y]) for (name, label), own in curves.items()]
-    return Results("verdict", scenario, {**environment(), "torch_threads": 1}, rows, {}, variants, series)
+    return Results("verdict", scenario, {**environment(), "torch_threads": 1}, rows, {}, variants, series, utc_now())
 
 
 def _relearned(name: str, label: str, epochs: list[float]) -> Series:

@@ -29,7 +29,7 @@ def verdict_plot(method: str, judgement: Judgement) -> Figure:
 
     Example:
         >>> from expunge.auditing.verdict import Verdict
-        >>> verdict_plot("hf-kcu", Judgement(Verdict.UNDECIDED, "Too few.")).axes[0].texts[0].get_text()
+        >>> verdict_plot("retrace", Judgement(Verdict.UNDECIDED, "Too few.")).axes[0].texts[0].get_text()
         'Too few.'
     """
     findings = in_order(judgement.findings)

@@ -20,7 +20,7 @@ def cost_plot(results: Results) -> Figure:
 
     Example:
         >>> from expunge.bench.results import Row
-        >>> row = Row("hf-kcu-trajectory", 0, kl_forget=0.1, speedup_in_gradients=28)
+        >>> row = Row("retrace-krylov", 0, kl_forget=0.1, speedup_in_gradients=28)
         >>> cost_plot(Results("demo", {}, {}, [row], {})).axes[0].get_xscale()
         'log'
     """

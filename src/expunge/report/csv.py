@@ -4,7 +4,7 @@ from csv import DictReader, DictWriter
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from expunge.bench.results import MEASURES, Results, Row
+from expunge.bench.results import MEASURES, NAMES, Results, Row
 from expunge.errors import DataError, RequestError
 
 _FIELDS = [part.name for part in fields(Row)]
@@ -53,6 +53,5 @@ def read_csv(path: str | Path) -> list[Row]:
 
 def _row(line: dict[str, str]) -> Row:
     measured = {name: float(line[name]) for name in MEASURES if line[name]}
-    return Row(
-        line["method"], int(line["seed"]), **measured, verdict=line["verdict"] or None, variant=line["variant"] or None
-    )
+    said = {name: line[name] or None for name in NAMES}
+    return Row(seed=int(line["seed"]), **measured, **said)  # type: ignore[arg-type]

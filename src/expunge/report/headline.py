@@ -9,7 +9,7 @@ from expunge.report.layout import NO_METHODS, RECOVERY, method_name
 from expunge.report.measures import judge, judge_value, mean_outside, outside, own_range, retrained_range, write_value
 
 Verdict = Literal["gone", "partly", "remains", "unknown"]
-_PREFERRED = ("hf-kcu", "hf-kcu-trajectory", "hf-kcu-gradient", "hf-kcu-paper")
+_PREFERRED = ("retrace", "retrace-krylov", "hf-kcu", "hf-kcu-paper")
 _MOST_SENTENCES = 4
 _EVIDENCE = ("asr", "forget_accuracy", "kl_forget")
 _TITLES = {
@@ -59,9 +59,9 @@ def chosen_method(results: Results) -> str | None:
 
     Example:
         >>> from expunge.bench.results import Row
-        >>> rows = [Row("hf-kcu-gradient", 0), Row("hf-kcu-trajectory", 0)]
+        >>> rows = [Row("hf-kcu", 0), Row("retrace-krylov", 0)]
         >>> chosen_method(Results("demo", {}, {}, rows, {}))
-        'hf-kcu-trajectory'
+        'retrace-krylov'
     """
     present = [method for method in results.methods() if method not in NO_METHODS]
     wanted = [name for base in _PREFERRED for name in (base, base + RECOVERY)]

@@ -28,10 +28,9 @@ _NAMES = {
     "unfiltered": "unfiltered trajectory",
     "cg": "conjugate gradient",
     "cg+nystrom": "conjugate gradient, Nyström preconditioner",
-    "hf-kcu": "HF-KCU",
     "hf-kcu-paper": "HF-KCU as printed",
-    "hf-kcu-gradient": "HF-KCU gradient",
-    "hf-kcu-trajectory": "HF-KCU trajectory",
+    "hf-kcu": "HF-KCU corrected",
+    "retrace-krylov": "retrace, Krylov",
 }
 
 
@@ -39,8 +38,8 @@ def method_name(method: str) -> str:
     """A method's name for people; an unknown one stays as it is.
 
     Example:
-        >>> method_name("hf-kcu-trajectory+recovery")
-        'HF-KCU trajectory + recovery'
+        >>> method_name("retrace-krylov+recovery")
+        'retrace, Krylov + recovery'
     """
     base = method.removesuffix(RECOVERY)
     return _NAMES.get(base, base) + (" + recovery" if base != method else "")

@@ -125,7 +125,7 @@ def series_plot(results: Results) -> Figure:
 
     Example:
         >>> from expunge.bench.results import Series
-        >>> curve = Series("hf-kcu", "", "clients that left", "test accuracy", [1, 2], [0.9, 0.8])
+        >>> curve = Series("retrace", "", "clients that left", "test accuracy", [1, 2], [0.9, 0.8])
         >>> figure = series_plot(Results("sequential", {}, {}, [], {}, {}, [curve]))
         >>> figure.axes[0].get_xlabel(), figure.axes[0].get_title(loc="left")
         ('clients that left', 'test accuracy')

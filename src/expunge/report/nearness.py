@@ -18,7 +18,7 @@ from expunge.report.layout import parts
 from expunge.report.measures import FEWEST_RETRAINS
 
 Status = Literal["missed", "cannot tell", "met"]
-METHODS = ("hf-kcu", "hf-kcu+recovery")
+METHODS = ("retrace", "retrace+recovery")
 MEASURES = ("test_accuracy", "forget_accuracy", "asr", "kl_forget", "mia_auc")
 _DISTANCES = ("kl_forget",)
 """Measures that are distances to the retrained models already."""
@@ -78,7 +78,7 @@ def nearness(results: Results) -> list[Nearness]:
     Example:
         >>> from expunge.bench.results import Row
         >>> rows = [Row("retrain", 10, test_accuracy=value) for value in (0.60, 0.61, 0.62)]
-        >>> rows += [Row("trained", 10, test_accuracy=0.63), Row("hf-kcu", 10, test_accuracy=0.60)]
+        >>> rows += [Row("trained", 10, test_accuracy=0.63), Row("retrace", 10, test_accuracy=0.60)]
         >>> found = nearness(Results("main", {"backdoors": {"client-3": {}}}, {}, rows, {}))[0]
         >>> round(found.gaps["test_accuracy"].own.size, 3), found.statuses["test_accuracy"]
         (0.01, 'met')

@@ -34,7 +34,7 @@ def nearness_markdown(results: Results) -> str:
     Example:
         >>> from expunge.bench.results import Row
         >>> rows = [Row("retrain", 10, forget_accuracy=value) for value in (0.60, 0.61, 0.62)]
-        >>> rows += [Row("trained", 10, forget_accuracy=0.71), Row("hf-kcu", 10, forget_accuracy=0.63)]
+        >>> rows += [Row("trained", 10, forget_accuracy=0.71), Row("retrace", 10, forget_accuracy=0.63)]
         >>> text = nearness_markdown(Results("main", {}, {}, rows, {}))
         >>> "**+2.0** (trained +10.0)" in text and "**1 missed** (work)" in text
         True

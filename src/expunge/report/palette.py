@@ -17,9 +17,9 @@ _METHODS = {
     "retrain": ("#0072B2", "o"),
     "retrain-same-init": ("#0072B2", "d"),
     "hf-kcu-paper": ("#D55E00", "o"),
-    "hf-kcu-gradient": ("#E69F00", "o"),
-    "hf-kcu-trajectory": ("#004D40", "o"),
-    "hf-kcu": ("#009E73", "o"),
+    "hf-kcu": ("#E69F00", "o"),
+    "retrace-krylov": ("#004D40", "o"),
+    "retrace": ("#009E73", "o"),
     "unfiltered": ("#661100", "o"),
     "gradient-ascent": ("#CC79A7", "X"),
     "projected-gradient-ascent": ("#CC79A7", "P"),
@@ -48,7 +48,7 @@ def colours(methods: list[str]) -> dict[str, str]:
     """A colour for every method: fixed for ours, in turn for others; recovery keeps its method's colour.
 
     Example:
-        >>> colours(["retrain", "hf-kcu-trajectory+recovery", "fine-tuning"])["hf-kcu-trajectory+recovery"]
+        >>> colours(["retrain", "retrace-krylov+recovery", "fine-tuning"])["retrace-krylov+recovery"]
         '#004D40'
     """
     chosen: dict[str, str] = {}
@@ -65,7 +65,7 @@ def marker(method: str) -> str:
     """A square for a method followed by recovery, else the method's own: colour is not the only difference.
 
     Example:
-        >>> marker("hf-kcu-gradient"), marker("hf-kcu-gradient+recovery")
+        >>> marker("hf-kcu"), marker("hf-kcu+recovery")
         ('o', 's')
     """
     return "s" if method.endswith(RECOVERY) else _METHODS.get(method, ("", "o"))[1]
@@ -75,7 +75,7 @@ def line_style(method: str) -> str:
     """Broken where nothing was forgotten, dotted for retraining, dash-dotted behind recovery, else whole.
 
     Example:
-        >>> line_style("trained"), line_style("retrain"), line_style("hf-kcu+recovery"), line_style("sisa")
+        >>> line_style("trained"), line_style("retrain"), line_style("retrace+recovery"), line_style("sisa")
         ('--', ':', '-.', '-')
     """
     if method.startswith("retrain"):
