@@ -23,15 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 from expunge.errors import ExpungeError, RequestError
-from expunge.federation.engines.flower.deployment import Deployment
 from expunge.federation.keeping.state_store import StateStore
 from expunge.progress import progress_bars
 from expunge.unlearning.registry import method
 
-APP = Path(__file__).resolve().parents[1] / "flower-app"
-sys.path.insert(0, str(APP))
+HERE = Path(__file__).resolve().parent
+APP = HERE.parent / "flower-app"
+sys.path[:0] = [str(HERE), str(APP)]
 
 from flower_app.task import ATTACKER, Net, load_data, test  # noqa: E402
+from flower_deployment.deployment import Deployment  # noqa: E402
 
 SITES = {
     f"hospital-{number + 1}": {"name": f"hospital-{number + 1}", "partition-id": number, "num-partitions": 4}

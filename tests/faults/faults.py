@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from expunge.federation.engines.flower.deployment import Deployment
 from expunge.federation.keeping.journal import Journal
+from flower_deployment.deployment import Deployment
 
 GREETED = "Receiving: query.expunge_hello"
 ASKED = "Receiving: query.expunge_task"

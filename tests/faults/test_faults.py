@@ -15,10 +15,10 @@ import time
 import pytest
 import torch
 
-from expunge.federation.engines.flower.deployment import Deployment
 from expunge.federation.keeping.state_store import StateStore
 from faults.faults import WAYS, Kill, Killer, random_kills, wait_for_rounds
 from flower.hospitals import APP, EXAMPLES, LEAVER, Hospitals, left_behind, weights_in
+from flower_deployment.deployment import Deployment
 
 SEED = 5
 LIMIT = 1800.0

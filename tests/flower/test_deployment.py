@@ -8,11 +8,11 @@ import time
 import pytest
 
 from expunge.errors import RequestError
-from expunge.federation.engines.flower import deployment as flower_deployment
-from expunge.federation.engines.flower.deployment import Deployment
-from expunge.federation.engines.flower.keys import make_site_keys
-from expunge.federation.engines.flower.processes import RETRY
 from flower.hospitals import APP, EXAMPLES, LEAVER, Hospitals, left_behind, relative_difference, weights_in
+from flower_deployment import deployment as deployments
+from flower_deployment.deployment import Deployment
+from flower_deployment.keys import make_site_keys
+from flower_deployment.processes import RETRY
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_folder_with_an_earlier_deployment_is_refused(tmp_path):
 
 
 def test_a_command_of_flowers_that_hangs_is_told_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(flower_deployment, "COMMAND_LIMIT", 0.01)
+    monkeypatch.setattr(deployments, "COMMAND_LIMIT", 0.01)
     with pytest.raises(
         RequestError, match=r"`flwr list loopback --run-id 1` did not end within 0.01 s: read the logs in"
     ):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from expunge.federation.engines.flower import processes as flower_processes
-from expunge.federation.engines.flower.processes import Program, Supervised
+from flower_deployment import processes
+from flower_deployment.processes import Program, Supervised
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_what_a_dead_program_has_left_ends_with_it(start, tmp_path):
 
 
 def test_one_that_does_not_listen_is_killed_after_a_grace(start, tmp_path, monkeypatch):
-    monkeypatch.setattr(flower_processes, "GRACE", 0.3)
+    monkeypatch.setattr(processes, "GRACE", 0.3)
     program = start("trap '' TERM; echo $$; while true; do sleep 0.1; done")
     child_of(tmp_path)
     program.stop()
@@ -70,7 +70,7 @@ def test_one_that_does_not_listen_is_killed_after_a_grace(start, tmp_path, monke
 
 
 def test_a_supervised_program_comes_back_until_it_is_switched_off(start, monkeypatch):
-    monkeypatch.setattr(flower_processes, "RETRY", 0.05)
+    monkeypatch.setattr(processes, "RETRY", 0.05)
     site = Supervised(lambda: start("sleep 600"))
     first = site.program
     site.kill()

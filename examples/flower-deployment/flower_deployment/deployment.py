@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from expunge.errors import RequestError
-from expunge.federation.engines.flower.keys import make_server_files, make_site_keys
-from expunge.federation.engines.flower.processes import Program, Supervised, free_port
+from flower_deployment.keys import make_server_files, make_site_keys
+from flower_deployment.processes import Program, Supervised, free_port
 
 HOST = "127.0.0.1"
 CONNECTION = "loopback"

@@ -1,0 +1,1 @@
+"""A Flower deployment on one machine: keys and certificates, SuperLink, supervised SuperNodes."""
