@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from expunge.bench.adversary import Tampering
-from expunge.bench.scenario import Scenario, SwitchableEngine
+from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.bench.settings import Contender, Forget
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
@@ -23,9 +23,6 @@ from expunge.unlearning.recovery import SMALLER
 from expunge.unlearning.registry import Method, method
 from expunge.unlearning.retrain import RetrainOptions, retrain
 
-if TYPE_CHECKING:  # the store makes cells, and cells find in it what they need
-    from expunge.bench.store import Store
-
 ALL_SAMPLES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 MODEL_WORK = {
     **{"resnet18": 60.0, "resnet18-bf16": 30.0, "vit-lite": 20.0, "vit-lite-bf16": 10.0},
@@ -34,6 +31,25 @@ MODEL_WORK = {
 
 UPDATES_EVERY = 2
 SHARDS, SLICES = 3, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A finished cell: the state that it made, and the record beside it."""
+
+    state: ServerState
+    cost: Cost
+    record: dict[str, Any]
+
+
+class Workplace(Protocol):
+    """What a cell is made with; the store is one."""
+
+    def engine(self, scenario: Scenario) -> tuple[Federation, SwitchableEngine]:
+        """The federation and a new engine on it."""
+
+    def kept(self, cell: Cell) -> Kept:
+        """A finished cell."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,7 @@ class Cell(ABC):
         return plan.rounds * plan.epochs * plan.participation * samples * MODEL_WORK.get(self.scenario.model, 1.0)
 
     @abstractmethod
-    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+    def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
         """Do the work: the state, what it cost, and what is to be written down."""
 
 
@@ -76,9 +92,9 @@ class TrainedCell(Cell):
         """The stored updates."""
         return self.updates
 
-    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+    def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
         """FedAvg."""
-        federation, engine = store.engine(self.scenario)
+        federation, engine = workplace.engine(self.scenario)
         warm_up(engine, federation.initial(), self.scenario)
         keep = Keep(updates_every=UPDATES_EVERY if self.updates else None)
         with measured(engine) as cost:
@@ -92,9 +108,9 @@ class ShardedCell(Cell):
 
     kind = "sharded"
 
-    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+    def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
         """Shards, slices, checkpoints."""
-        federation, engine = store.engine(self.scenario)
+        federation, engine = workplace.engine(self.scenario)
         warm_up(engine, federation.initial(), self.scenario)
         starts = [federation.initial(derived_seed(self.scenario.seed, "shard", number)) for number in range(SHARDS)]
         with measured(engine) as cost:
@@ -115,9 +131,9 @@ class RetrainedCell(Cell):
         backdoors = {n: attack for n, attack in self.scenario.backdoors.items() if n not in self.forget.clients}
         object.__setattr__(self, "scenario", dataclasses.replace(self.scenario, backdoors=backdoors))
 
-    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+    def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
         """From a fresh initialisation, or from the training's own with another shuffling."""
-        federation, engine = store.engine(self.scenario)
+        federation, engine = workplace.engine(self.scenario)
         warm_up(engine, federation.initial(), self.scenario)
         which = "retrain" if self.fresh else "retrain-same-init"
         seed = derived_seed(self.scenario.seed, which, self.number)
@@ -161,11 +177,11 @@ class ForgottenCell(Cell):
         dear = {"fed-eraser": 0.5, "sisa": 0.4, "fed-osd": 0.25, "not": 0.2, "projected-gradient-ascent": 0.2}
         return super().work * dear.get(self.contender.method, 0.05)
 
-    def make(self, store: Store) -> tuple[ServerState, Cost, dict[str, Any]]:
+    def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
         """Run the method; whoever left before cannot be reached, and for the trajectory source nor can the leaver."""
-        federation, engine = store.engine(self.scenario)
-        chosen = self.configured(store)
-        before = self._start(store.kept(self.before).state, chosen.needs)
+        federation, engine = workplace.engine(self.scenario)
+        chosen = self.configured(workplace)
+        before = self._start(workplace.kept(self.before).state, chosen.needs)
         forget, gone = self.forgets[-1], [name for earlier in self.forgets[:-1] for name in earlier.clients]
         kept = before.memory.clients if before.memory is not None else ()  # nobody's who was never drawn to take part
         if chosen.needs == "vectors" and set(forget.owners) <= {*forget.clients} & {*kept}:
@@ -186,13 +202,13 @@ class ForgottenCell(Cell):
         record |= {"succeeded": outcome.succeeded, "details": outcome.details, "warnings": list(outcome.warnings)}
         return outcome.state if outcome.succeeded else self._left(before), outcome.cost, record
 
-    def configured(self, store: Store | None = None) -> Method:
+    def configured(self, workplace: Workplace | None = None) -> Method:
         """The method with all its options; its seed follows from the scenario's and the step, if it is not chosen."""
         more: dict[str, Any] = {}
         if "seed" in vars(method(self.contender.method).options) and "seed" not in self.contender.options:
             more["seed"] = derived_seed(self.scenario.seed, "method", len(self.forgets))
-        if self.contender.budget_of is not None and store is not None:
-            spent = store.kept(dataclasses.replace(self, contender=self.contender.budget_of))
+        if self.contender.budget_of is not None and workplace is not None:
+            spent = workplace.kept(dataclasses.replace(self, contender=self.contender.budget_of))
             more["budget"] = round(spent.cost.sample_gradients)
         return self.contender.configured(**more)
 

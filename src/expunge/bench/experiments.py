@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from expunge.bench.adversary import LIES
-from expunge.bench.cells import RetrainedCell
+from expunge.bench.cells import Kept, RetrainedCell
 from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
 from expunge.bench.scales import Scale
 from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting, together
-from expunge.bench.store import Kept, Store
+from expunge.bench.store import Store
 from expunge.bench.studies import conditioning, perturbation
 from expunge.bench.verdict import CLEAN_SEEDS, SEEDS, run_verdicts
 from expunge.core.bounds import cg_rate

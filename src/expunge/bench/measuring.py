@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from expunge.auditing.exam import Measured
-from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
+from expunge.bench.cells import Cell, ForgottenCell, Kept, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, retrain_noise
 from expunge.bench.results import Row, Series
 from expunge.bench.scenario import Federation
 from expunge.bench.settings import Contender, Setting, together
-from expunge.bench.store import Kept, Store
+from expunge.bench.store import Store
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.engine import Cost
 from expunge.unlearning.registry import method

@@ -15,31 +15,20 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCell, ShardedCell, TrainedCell
+from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCell, Kept, ShardedCell, TrainedCell
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost
 from expunge.federation.keeping.files import appear, read_json, require_writable, tidy, write_whole
-from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_files import kept_in, load_state, save_state
 from expunge.federation.training.plan import Schedule
 from expunge.version import __version__
 
 FORMAT = 2
 """Of the folder; another one is refused."""
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """A finished cell: the state that it made, and the record beside it."""
-
-    state: ServerState
-    cost: Cost
-    record: dict[str, Any]
 
 
 class Store:
