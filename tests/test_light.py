@@ -1,7 +1,10 @@
 """Light to start: what is imported before a command runs, and what it costs."""
 
+import importlib
+import inspect
 import json
 import os
+import pkgutil
 import resource
 import statistics
 import subprocess
@@ -125,6 +128,17 @@ def test_every_public_name_is_found_and_stays(name):
     found = getattr(expunge, name)
     assert found.__name__ == name
     assert getattr(expunge, name) is found
+
+
+def test_no_module_takes_the_place_of_a_public_name():
+    """Importing a module puts it into its package: one called like a function would replace it."""
+    assert not {module.name for module in pkgutil.iter_modules(expunge.__path__)} & set(expunge.__all__)
+    audit, forget = expunge.audit, expunge.forget
+    for module in pkgutil.walk_packages(expunge.__path__, "expunge."):
+        importlib.import_module(module.name)
+    assert inspect.isfunction(audit)
+    assert expunge.audit is audit
+    assert expunge.forget is forget
 
 
 def test_an_unknown_name_is_an_attribute_error():

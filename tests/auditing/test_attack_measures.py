@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expunge.auditing.breakdown import client_scores, per_client, per_sample
 from expunge.auditing.comparison import Scores, beside_retrained
 from expunge.auditing.membership import loss_threshold_attack, matched_weights, measure_attack, threshold
 from expunge.errors import DataError
@@ -86,30 +85,6 @@ class TestMeasure:
     def test_what_does_not_fit_is_refused(self, members, others, weights, message):
         with pytest.raises(DataError, match=message):
             measure_attack(members, others, weights)
-
-
-class TestBreakdown:
-    def test_clients_are_attacked_one_by_one(self):
-        members, others = np.concatenate([normal(80, 0, 3.0), normal(60, 1)]), normal(200, 2)
-        found = per_client(members, ["ada"] * 80 + ["bob"] * 60, others)
-        assert list(found) == ["ada", "bob"]
-        assert found["ada"] == measure_attack(members[:80], others)
-        assert found["bob"] == measure_attack(members[80:], others)
-
-    def test_a_clients_score_does_not_grow_with_its_size(self):
-        assert client_scores([1.0, 1.0, 4.0, 1.0], ["b", "b", "a", "b"]) == {"a": 4.0, "b": 1.0}
-
-    def test_samples_over_models(self):
-        masks = np.array([[True, True], [True, False], [False, True], [False, False]])
-        table = np.array([[3.0, 0.0], [2.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
-        np.testing.assert_array_equal(per_sample(table, masks), [1.0, 0.0])
-        np.testing.assert_array_equal(per_sample(table, ~masks), [0.0, 1.0])
-
-    def test_what_does_not_fit_is_refused(self):
-        with pytest.raises(DataError, match="name the owner"):
-            per_client([1.0, 2.0], ["ada"], [1.0])
-        with pytest.raises(DataError, match="trained on it and of one that was not"):
-            per_sample(np.zeros((2, 1)), np.ones((2, 1), dtype=bool))
 
 
 class TestBesideRetrained:

@@ -13,7 +13,6 @@ from expunge.auditing.intervals import (
     clopper_pearson,
     delong_covariance,
     gap_interval,
-    per_column_auc,
     placements,
 )
 from expunge.auditing.membership import measure_attack
@@ -100,14 +99,6 @@ class TestPlacements:
         )
         assert above.mean() == pytest.approx(oracle)
         assert weights @ below == pytest.approx(oracle)
-
-    @given(st.integers(0, 10_000))
-    def test_columns_one_by_one(self, seed):
-        random = np.random.default_rng(seed)
-        scores, masks = random.integers(0, 5, (6, 4)).astype(float), random.random((6, 4)) < 0.5
-        masks[0], masks[1] = True, False
-        oracle = [roc_auc_score(masks[:, i], scores[:, i]) for i in range(4)]
-        assert per_column_auc(scores, masks) == pytest.approx(oracle)
 
 
 class TestGap:

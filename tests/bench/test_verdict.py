@@ -16,7 +16,6 @@ from expunge.bench.verdict import (
     RELEARNING,
     SCENARIO,
     Case,
-    count_verdicts,
     run_verdicts,
 )
 from expunge.federation.training.fedavg import train
@@ -30,6 +29,15 @@ TINY = dataclasses.replace(
     test_samples=100,
     plan=dataclasses.replace(SCENARIO.plan, rounds=5, epochs=1),
 )
+
+
+def count_verdicts(results, variant=ATTACKED):
+    """How often each method of a variant was called what."""
+    counts = {}
+    for row in results.rows:
+        if row.variant == variant:
+            counts.setdefault(row.method, {verdict.value: 0 for verdict in Verdict})[row.verdict] += 1
+    return counts
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import beta, norm, rankdata
+from scipy.stats import beta, norm
 
 from expunge.auditing.signals import Floats
 from expunge.errors import RequestError
@@ -145,18 +145,6 @@ def delong_covariance(first: tuple[Floats, Floats], second: tuple[Floats, Floats
     of_members = float(members[0] @ members[1]) / max(count * (count - 1), 1)
     of_others = float(np.square(weights) @ (others[0] * others[1])) / max(1 - squares, squares)
     return of_members + of_others
-
-
-def per_column_auc(scores: Floats, masks: np.ndarray) -> Floats:
-    """AUC of each column's marked rows over its other rows, by ranks.
-
-    Example:
-        >>> per_column_auc(np.array([[2.0], [1.0], [3.0]]), np.array([[True], [False], [False]]))
-        array([0.5])
-    """
-    ranks = np.where(masks, rankdata(scores, axis=0), 0.0).sum(axis=0)
-    inside = masks.sum(axis=0)
-    return np.asarray((ranks - inside * (inside + 1) / 2) / (inside * (len(scores) - inside)), dtype=np.float64)
 
 
 def _squares(own: float, other: float, correlation: float) -> float:

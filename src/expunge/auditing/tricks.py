@@ -26,7 +26,7 @@ from expunge.errors import ModelError, NumericalError, RequestError
 from expunge.federation.engines.engine import Engine, ask_each
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Indices, Trained
-from expunge.federation.training.fedavg import Keep, aggregate, train
+from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.fine_tuning import FineTuningOptions, fine_tuning
 from expunge.unlearning.gradient_ascent import GradientAscentOptions, gradient_ascent
@@ -89,11 +89,6 @@ def early_plan(plan: TrainingPlan, share: float = EARLY) -> TrainingPlan:
     if not 0 < share < 1:
         raise RequestError(f"An early model lies between the start and the end of training, not at {share:g} of it.")
     return replace(plan, rounds=max(1, round(share * plan.rounds)))
-
-
-def early_model(engine: Engine, start: Snapshot, plan: TrainingPlan, share: float = EARLY) -> Snapshot:
-    """The model after the first rounds, everybody taking part: what a server finds among its checkpoints."""
-    return train(engine, start, early_plan(plan, share), keep=Keep(vectors=False)).model
 
 
 def masked(label: int) -> Trick:

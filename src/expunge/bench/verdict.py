@@ -16,7 +16,7 @@ from typing import Any
 from expunge.auditing.functional import accuracy, predict
 from expunge.auditing.measures import POINT
 from expunge.auditing.tricks import early_plan, most_frequent, relearning_epochs, tricks
-from expunge.auditing.verdict import RETRAINS, Verdict
+from expunge.auditing.verdict import RETRAINS
 from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.measuring import Part
@@ -163,22 +163,6 @@ def relearning(federation: Federation, state: ServerState, leaver: str) -> Calla
         return float(MOST_EPOCHS + 1 if found is None else found)
 
     return epochs
-
-
-def count_verdicts(results: Results, variant: str = ATTACKED) -> dict[str, dict[str, int]]:
-    """How often each method of a variant was called what.
-
-    Example:
-        >>> rows = [Row("no-op", 10, verdict="UNDER-FORGOTTEN", variant=ATTACKED)]
-        >>> count_verdicts(Results("verdict", {}, {}, rows, {}))["no-op"]["UNDER-FORGOTTEN"]
-        1
-    """
-    counts: dict[str, dict[str, int]] = {}
-    for row in results.rows:
-        if row.variant == variant and row.verdict is not None:
-            own = counts.setdefault(row.method, {verdict.value: 0 for verdict in Verdict})
-            own[row.verdict] += 1
-    return counts
 
 
 def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part]) -> Results:

@@ -42,34 +42,6 @@ def approximate_solver_bound(gradient_norm: float, mu: float, epsilon: float, rh
     return perturbation_bound(gradient_norm, mu, epsilon, rho) + xi
 
 
-def damped_perturbation_bound(gradient_norm: float, mu: float, damping: float, epsilon: float, rho: float) -> float:
-    """Theorem 1 for the damped system ``(H + damping) delta = -g``: mu becomes mu + damping.
-
-    It bounds the distance to the *damped* exact update; the damping's own bias is ``damping_bias``.
-
-    Assumes: what Theorem 1 assumes, of H + damping I; mu may be 0 (a GGN) or negative, if mu + damping > epsilon.
-
-    Example:
-        >>> damped_perturbation_bound(gradient_norm=1.0, mu=0.0, damping=2.0, epsilon=1.0, rho=0.5)
-        1.0
-    """
-    return perturbation_bound(gradient_norm, mu + damping, epsilon, rho)
-
-
-def damping_bias(gradient_norm: float, mu: float, damping: float) -> float:
-    """How far damping itself moves the exact update: at most ``damping / (mu (mu + damping)) ||g||``.
-
-    Assumes: H symmetric with ``lambda_min >= mu > 0``. (It is Theorem 1's resolvent identity with E = damping I.)
-
-    Example:
-        >>> damping_bias(gradient_norm=1.0, mu=1.0, damping=1.0)
-        0.5
-    """
-    if not (mu > 0 and damping >= 0 and gradient_norm >= 0):
-        raise RequestError("The bias of damping is bounded only for mu > 0, damping >= 0 and a norm of at least 0.")
-    return damping / (mu * (mu + damping)) * gradient_norm
-
-
 def cg_rate(condition: float, iterations: int) -> float:
     """CG's convergence theorem: ``||v_k - v*||_H <= 2 ((sqrt(k) - 1) / (sqrt(k) + 1))^iterations ||v*||_H``.
 
@@ -114,22 +86,3 @@ def _decay(condition: float) -> float:
     """``log((sqrt(k) + 1) / (sqrt(k) - 1))``, in a form that keeps its digits where the condition is large."""
     root = math.sqrt(condition)
     return 2 * math.atanh(1 / root) if root > 1 else math.inf
-
-
-def total_error(
-    constant: float, condition: float, iterations: int, product_error: float, aggregation_error: float
-) -> float:
-    """The total approximation error ``C (eps_CG + eps_HVP + eps_agg)``, with the terms given or measured.
-
-    The paper asserts ``eps_agg = O(1/sqrt(N))`` without showing it, so it is an argument here and not a formula;
-    with exact products and plain sums over clients both are of the size of rounding.
-
-    Assumes: smoothness and strong convexity; C of the order ``L/mu ||g||``; the trained model at its optimum.
-
-    Example:
-        >>> total_error(constant=1.0, condition=1.0, iterations=1, product_error=0.0, aggregation_error=0.5)
-        0.5
-    """
-    if not (constant >= 0 and product_error >= 0 and aggregation_error >= 0):
-        raise RequestError("The constant and the errors must be at least 0.")
-    return constant * (cg_rate(condition, iterations) + product_error + aggregation_error)
