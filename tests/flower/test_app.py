@@ -125,10 +125,10 @@ def what_cannot_be_done_is_told_in_one_line(simulated):
     assert said["again"] == "RequestError: Site 'hospital-4' was forgotten already."
 
 
-def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
+def test_the_ten_lines_of_the_docs_run(tmp_path, monkeypatch):
     """With the example's own model, data and training."""
-    text = (EXAMPLE.parents[1] / "README.md").read_text()
-    (block,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "expunge.flower" in code]
+    text = (EXAMPLE.parents[1] / "docs" / "flower.md").read_text()
+    block = text.split("## In ten lines")[1].split("```python\n")[1].split("```")[0]
     assert len(block.strip().splitlines()) <= 10
     client, server = block.split("# server_app.py, while training")
     monkeypatch.chdir(tmp_path)
