@@ -28,7 +28,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -208,6 +208,12 @@ def _references(root: Path) -> set[tuple[str, str]]:
 
 
 def _results(path: Path) -> Results:
+    return _loaded(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@cache
+def _loaded(path: Path, _changed: int) -> Results:
+    """A page asks for many values of one file; one that was written again is read again."""
     return Results.load(path)
 
 
