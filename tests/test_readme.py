@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import expunge
-from expunge.auditing.verdict import Verdict
 from expunge.bench.results import Results, Row, Variant
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +32,7 @@ def test_the_code_blocks_run_one_after_another(capsys):
         assert "sample_gradients" in capsys.readouterr().out
         exec(auditing, names)
     assert any(not torch.equal(p, q) for p, q in zip(names["model"].parameters(), before, strict=True))
-    assert capsys.readouterr().out.split()[0] in list(Verdict)
+    assert capsys.readouterr().out.startswith("EQUIVALENT")
 
 
 def build_script():
