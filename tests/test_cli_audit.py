@@ -53,6 +53,29 @@ def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge)
     assert "UNDECIDED" in out
 
 
+@pytest.mark.slow
+def test_doing_nothing_is_called_under_forgotten_with_the_trained_models_own_scores(run, expunge):
+    assert expunge("forget", "run", "--client", "client-3", "--method", "do-nothing")[0] == 0
+    code, out, err = expunge("audit", "run", "--json")
+    assert code == 0, err
+    methods = json.loads(out)["without-client-3"]["methods"]
+    own = methods["do-nothing"]
+    assert own["verdict"] == "UNDER-FORGOTTEN"
+    assert own["models"]["after"] == own["models"]["before"]
+    assert len(set(own["models"]["retrained"]) - {own["models"]["before"]}) == 5
+    for attack, found in own["attacks"].items():
+        assert found["unlearned"] == found["trained"], attack
+        assert found["gap"] == found["do_nothing"], attack
+        assert methods["fine-tuning"]["attacks"][attack]["trained"] == found["trained"], attack
+        assert methods["fine-tuning"]["attacks"][attack]["unlearned"] != found["unlearned"], attack
+    assert all(found["value"] == found["doing_nothing"] for found in own["findings"])
+    for found in own["evidence"]:
+        if found["what"] in ("retained loss", "retained gradient"):
+            assert found["values"]["before"] == found["values"]["after"]
+    told = {name: {found["measure"]: found["value"] for found in each["findings"]} for name, each in methods.items()}
+    assert told["do-nothing"]["asr"] > 0.5 > told["hf-kcu-trajectory"]["asr"]
+
+
 def test_nothing_to_audit_is_one_line(tmp_path, monkeypatch, expunge):
     monkeypatch.chdir(tmp_path)
     tiny = ("--rounds", "1", "--clients", "3", "--epochs", "1", "--model", "softmax")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from auditing.synthetic import FORGET_LABELS, TEST_LABELS, observed, retrained, trained
 from expunge.auditing.equivalence import findings, retrained_noise, value_of
@@ -30,6 +31,34 @@ ISSUE = {
 
 def verdict(candidate, **how):
     return judge(retrained=retrained(**how), trained=trained(**how), candidate=candidate)
+
+
+class TestLevel:
+    def test_all_measures_together_are_wrong_once_in_fifty(self):
+        """The limits where nothing else is said, by hand: Student's t at a ninth of 2%, widened by the margin.
+
+        A spread is not known to be smaller than one sample is worth.
+        """
+        models = retrained()
+        found = {own.measure.name: own for own in verdict(observed(70)).findings}
+        for name in ("test_accuracy", "asr"):
+            values = [BY_NAME[name].alone(model) for model in models]
+            sides = 1 if BY_NAME[name].side == "below" else 2
+            spread = max(stdev(values), 1 / len(TEST_LABELS)) * math.sqrt(1 + 1 / len(values))
+            reach = student.isf(0.02 / 9 / sides, len(values) - 1) * spread
+            assert found[name].low == pytest.approx(fmean(values) - reach - POINT)
+
+    def test_what_is_rarer_than_that_deviates_and_what_is_not_does_not(self):
+        """One measure alone off, by what one honest retrain in 30 or in 80 would be: above and below one in 50."""
+        models = retrained()
+        values = [model.retained_auc for model in models]
+        spread = max(stdev(values), 1 / len(TEST_LABELS)) * math.sqrt(1 + 1 / len(values))
+        for chance, deviates in ((1 / 30, False), (1 / 80, True)):
+            off = student.isf(chance / 9 / 2, len(values) - 1) * spread + POINT
+            own = observed(70, retained_auc=fmean(values) + off)
+            (finding,) = (each for each in verdict(own).findings if each.measure.name == "retained_auc")
+            assert finding.p_value == pytest.approx(chance / 9)
+            assert finding.deviates is deviates
 
 
 class TestMeasures:

@@ -1,0 +1,215 @@
+"""The audit of a run: every model in its place, attacks and evidence of the right ones, and what is drawn."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import expunge
+from expunge.auditing.functional import predict
+from expunge.auditing.membership import measure_attack
+from expunge.bench.auditing import audit, retrain_more, retrained_again
+from expunge.bench.evaluation import Evaluation
+from expunge.bench.run_folder import RunFolder
+from expunge.bench.scenario import Scenario
+from expunge.data import Backdoor
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.unlearning.registry import method
+from expunge.unlearning.request import Request
+
+SCENARIO = Scenario(
+    model="softmax",
+    clients=4,
+    backdoors={"client-1": Backdoor(target=7, size=3, fraction=0.5, boost=4.0)},
+    plan=TrainingPlan(rounds=4, epochs=2, batch_size=64, learning_rate=0.1),
+    seed=2,
+)
+REQUEST = Request.of("client-1")
+RETRAINS = 4
+METHODS = ("do-nothing", "fine-tuning")
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return SCENARIO.build()
+
+
+@pytest.fixture(scope="module")
+def folder(federation, tmp_path_factory):
+    """A trained run, what two methods made of it, and four retrained models."""
+    state = train(federation.engine(), federation.initial(), SCENARIO.plan)
+    made = RunFolder.create(tmp_path_factory.mktemp("audit") / "run", federation, state)
+    for name in METHODS:
+        made.save(REQUEST, method(name)(made.engine(federation), state, REQUEST), federation)
+    for count in range(1, RETRAINS + 1):
+        assert retrain_more(made, REQUEST, federation, count=count) == 1
+    return made
+
+
+@pytest.fixture(scope="module")
+def audited(folder, federation):
+    return audit(folder, "without-client-1", federation)
+
+
+@pytest.fixture(scope="module")
+def models(folder, federation):
+    """By name, the weights on disk."""
+    tried = folder.tried("without-client-1", federation)
+    found = {own.method: own.model for own in tried if own.method != "retrain"}
+    retrained = [own.model for own in tried if own.method == "retrain"]
+    return {"trained": folder.trained(federation).model, **found}, retrained
+
+
+@pytest.fixture(scope="module")
+def measured(models, federation):
+    evaluation = Evaluation(federation, REQUEST)
+    named, retrained = models
+    return (
+        evaluation.exam,
+        {name: evaluation.measure(model) for name, model in named.items()},
+        [evaluation.measure(model) for model in retrained],
+    )
+
+
+def test_each_method_is_judged_by_its_own_model(audited, measured):
+    exam, named, retrained = measured
+    assert set(audited.methods) == set(METHODS)
+    for name, own in audited.methods.items():
+        assert own.judgement == exam.judgement(named[name], named["trained"], retrained)
+    assert audited.methods["do-nothing"].judgement != audited.methods["fine-tuning"].judgement
+    assert audited.methods["do-nothing"].verdict == "UNDER-FORGOTTEN"
+
+
+def test_attacks_are_on_the_models_that_they_are_said_to_be_on(audited, measured):
+    """The loss, from the outputs themselves; do-nothing is the trained model."""
+    exam, named, retrained = measured
+
+    def by_hand(model):
+        members = -F.cross_entropy(model.forget_logits.double(), exam.forgotten[1], reduction="none")
+        others = -F.cross_entropy(model.other_logits.double(), exam.other_labels, reduction="none")
+        return measure_attack(members, others, exam.weights).auc.value
+
+    for name, own in audited.methods.items():
+        found = own.attacks["loss"]
+        assert found.trained.auc.value == pytest.approx(by_hand(named["trained"]))
+        assert found.unlearned.auc.value == pytest.approx(by_hand(named[name]))
+        assert [each.auc.value for each in found.retrained] == pytest.approx([by_hand(each) for each in retrained])
+    for found in audited.methods["do-nothing"].attacks.values():
+        assert found.unlearned == found.trained
+    for found in audited.methods["fine-tuning"].attacks.values():
+        assert found.unlearned != found.trained
+
+
+def test_evidence_is_of_before_and_after_in_this_order(audited, models, federation):
+    kept = [data for name, data in federation.datasets.items() if name != "client-1"]
+    inputs, labels = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    named, _ = models
+    losses = {
+        name: float(F.cross_entropy(predict(federation.model, model, inputs), labels)) for name, model in named.items()
+    }
+    assert losses["trained"] != pytest.approx(losses["fine-tuning"], rel=1e-3)
+    for name, own in audited.methods.items():
+        found = {piece.what: piece.values for piece in own.evidence}
+        assert list(found) == ["held-out data", "retained loss", "retained gradient", "solver"]
+        assert found["retained loss"]["before"] == pytest.approx(losses["trained"], rel=1e-5)
+        assert found["retained loss"]["after"] == pytest.approx(losses[name], rel=1e-5)
+        assert found["held-out data"]["auc_before"] == audited.methods["do-nothing"].evidence[0].values["auc_after"]
+    tuned = audited.methods["fine-tuning"].evidence[0].values
+    assert tuned["auc_before"] != tuned["auc_after"]
+
+
+def test_one_attack_is_drawn_under_its_own_name(audited):
+    """The scores of every row of the picture give the AUC that the table has for this attack."""
+    reached = {name: found.trained.auc.value for name, found in audited.methods["fine-tuning"].attacks.items()}
+    assert audited.attack == max(reached, key=reached.get)
+    assert set(audited.scores) == {"trained", "retrained", *METHODS}
+
+    def drawn(model):
+        return measure_attack(audited.scores[model].members, audited.scores[model].others, audited.weights)
+
+    for name in METHODS:
+        found = audited.methods[name].attacks[audited.attack]
+        assert drawn("trained") == found.trained
+        assert drawn(name) == found.unlearned
+        assert drawn("retrained") == found.retrained[0]
+
+
+def test_what_was_looked_at_is_written_down(audited, models):
+    named, retrained = models
+    content = audited.as_dict()
+    assert content["attack"] == audited.attack
+    for name, own in content["methods"].items():
+        assert own["models"] == {
+            "before": named["trained"].digest,
+            "after": named[name].digest,
+            "retrained": [model.digest for model in retrained],
+        }
+        assert own["expunge"] == expunge.__version__
+        assert own["date"].endswith("+00:00")
+    assert len({*content["methods"]["fine-tuning"]["models"]["retrained"]}) == RETRAINS
+
+
+def test_a_model_with_a_backdoor_is_asked_with_its_trigger(audited, measured):
+    _, named, _ = measured
+    values = {found.measure.name: found.value for found in audited.methods["fine-tuning"].findings}
+    assert values["asr"] == named["fine-tuning"].alone["asr"] != named["trained"].alone["asr"]
+
+
+def test_no_retrained_models_no_attacks(folder, federation, tmp_path):
+    alone = RunFolder.create(tmp_path / "alone", federation, folder.trained(federation))
+    state = alone.trained(federation)
+    alone.save(REQUEST, method("do-nothing")(alone.engine(federation), state, REQUEST), federation)
+    found = audit(alone, "without-client-1", federation)
+    assert (found.attack, found.scores) == (None, {})
+    assert found.methods["do-nothing"].attacks == {}
+    assert found.methods["do-nothing"].verdict == "UNDECIDED"
+
+
+class TestRetraining:
+    def test_numbers_have_seeds_of_their_own_and_are_made_again_alike(self, folder, models):
+        _, retrained = models
+        again = [retrained_again(folder, REQUEST, number, None, "cpu") for number in range(2)]
+        assert [state.model.digest for state, _ in again] == [model.digest for model in retrained[:2]]
+
+    def test_enough_is_enough(self, folder, federation):
+        assert retrain_more(folder, REQUEST, federation, count=RETRAINS) == 0
+        assert retrain_more(folder, REQUEST, federation, count=1) == 0
+        assert folder.retrained(REQUEST) == RETRAINS
+
+    def test_who_leaves_takes_no_part(self, folder, federation):
+        """Another poisoned client's data would change the retrained model; the leaver's does not."""
+        _, cost = retrained_again(folder, REQUEST, 0, None, "cpu")
+        kept = sum(len(labels) for name, (_, labels) in federation.datasets.items() if name != "client-1")
+        assert cost.sample_gradients == SCENARIO.plan.rounds * SCENARIO.plan.epochs * kept
+
+
+def test_the_retained_samples_are_those_that_nobody_asked_to_forget(federation):
+    """Forgotten ones among them would make every model look as if it remembered."""
+    request = Request.of("client-2", samples={"client-0": [0, 5]})
+    exam = Evaluation(federation, request).exam
+    whole, part = federation.datasets["client-2"], federation.datasets["client-0"]
+    stays = [k for k in range(len(part[1])) if k not in (0, 5)]
+    for side in (0, 1):
+        forgotten = torch.cat([whole[side], part[side][[0, 5]]])
+        others = [part[side][stays], federation.datasets["client-1"][side], federation.datasets["client-3"][side]]
+        assert torch.equal(exam.forgotten[side], forgotten)
+        assert torch.equal(exam.retained[side], torch.cat(others))
+    assert int(exam.triggered.sum()) == 0
+    assert np.isclose(float(exam.weights.sum()), 1.0)
+
+
+def test_two_backdoors_are_two_triggers(federation):
+    other = Backdoor(target=3, size=2, corner="top-left", fraction=0.5)
+    scenario = dataclasses.replace(SCENARIO, backdoors={**SCENARIO.backdoors, "client-2": other})
+    both = scenario.build()
+    exam = Evaluation(both, Request.of(["client-1", "client-2"])).exam
+    assert [trigger.target for trigger in exam.triggers] == [7, 3]
+    first, second = (both.triggered[name] for name in ("client-1", "client-2"))
+    assert torch.equal(exam.triggered, torch.cat([1 * first, 2 * second]))
+    labels = both.dataset.test_labels
+    stamped = [int((labels != target).sum()) for target in (7, 3)]
+    assert len(exam.other_labels) == len(labels) + sum(stamped)
+    assert exam.other_labels[-1] == 3

@@ -1,0 +1,117 @@
+"""What stands in a row: whose cost, whose verdict, and what is compared with what."""
+
+from statistics import fmean, median
+
+import pytest
+
+from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
+from expunge.bench.evaluation import Evaluation, retrain_noise
+from expunge.bench.measuring import measure
+from expunge.bench.results import Series
+from expunge.bench.runner import Experiment, all_done, averaged, cells, make_all, missing_cells, run
+from expunge.bench.scales import LEAVER, scale_of
+from expunge.bench.settings import Contender, Forget, Setting
+from expunge.bench.store import Store
+from expunge.bench.workers import one_by_one
+from expunge.unlearning.request import Request
+
+SMOKE = scale_of("smoke")
+SCENARIO = SMOKE.base.with_seed(10)
+GONE = Forget((LEAVER,))
+CONTENDERS = (Contender("fine-tuning"), Contender("gradient-ascent"))
+SETTING = Setting("mine", SCENARIO, (GONE,), CONTENDERS, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    own = Store(tmp_path_factory.mktemp("measuring") / "store")
+    with one_by_one() as pool:
+        make_all(missing_cells(cells(SETTING), own), own, pool, None)
+    return own
+
+
+@pytest.fixture(scope="module")
+def part(store):
+    return measure(SETTING, None, store)
+
+
+@pytest.fixture(scope="module")
+def kept(store):
+    fresh = [store.kept(RetrainedCell(SCENARIO, GONE, number)) for number in range(3)]
+    same = [store.kept(RetrainedCell(SCENARIO, GONE, number, fresh=False)) for number in range(2)]
+    finished = {own.label: store.kept(ForgottenCell(SCENARIO, own, (GONE,))) for own in CONTENDERS}
+    return store.kept(TrainedCell(SCENARIO)), fresh, same, finished
+
+
+def test_speedups_are_against_retraining_and_not_against_training(part, kept):
+    trained, fresh, same, finished = kept
+    seconds, gradients = ([getattr(own.cost, name) for own in fresh] for name in ("seconds", "sample_gradients"))
+    assert trained.cost.sample_gradients != median(gradients)
+    rows = {row.method: row for row in part.rows}
+    for label, own in finished.items():
+        assert rows[label].speedup == pytest.approx(median(seconds) / own.cost.seconds)
+        assert rows[label].speedup_in_gradients == pytest.approx(median(gradients) / own.cost.sample_gradients)
+        assert rows[label].seconds == own.cost.seconds
+    retrained = [row for row in part.rows if row.method == "retrain"]
+    assert [row.seconds for row in retrained] == seconds
+    assert [row.speedup_in_gradients for row in retrained] == pytest.approx([1.0] * 3)
+    again = [row for row in part.rows if row.method == "retrain-same-init"]
+    assert [row.seconds for row in again] == [own.cost.seconds for own in same]
+    assert rows["trained"].speedup is rows["trained"].seconds is None
+
+
+def test_every_row_is_of_its_own_model_and_judged_beside_the_fresh_ones(part, kept, store):
+    trained, fresh, same, finished = kept
+    evaluation = Evaluation(store.federation(SCENARIO), Request.of(LEAVER))
+    before, others = evaluation.measure(trained.state.model), [evaluation.measure(own.state.model) for own in same]
+    references = [evaluation.measure(own.state.model) for own in fresh]
+    expected = [("trained", before), *(("retrain", own) for own in references)]
+    expected += [("retrain-same-init", own) for own in others]
+    expected += [(label, evaluation.measure(own.state.model)) for label, own in finished.items()]
+    assert [row.method for row in part.rows] == [name for name, _ in expected]
+    for row, (name, model) in zip(part.rows, expected, strict=True):
+        plain = evaluation.row(name, model, before, references)
+        for measure_name in ("test_accuracy", "forget_loss", "mia_auc", "kl", "kl_forget", "accuracy_gap"):
+            assert getattr(row, measure_name) == getattr(plain, measure_name), (name, measure_name)
+        assert row.verdict == evaluation.judgement(model, before, references).verdict.value
+        assert (row.variant, row.seed) == ("mine", 10)
+    rows = {row.method: row for row in part.rows}
+    assert rows["gradient-ascent"].verdict != rows["trained"].verdict
+    assert part.noise == retrain_noise(references)
+    assert part.noise_same_init == retrain_noise(others)
+
+
+def test_results_are_put_together_by_variant(store, part):
+    """Two variants of one setting: rows under their labels, noise of their own, numbers as measured."""
+    few = Setting("few", SCENARIO, (GONE,), CONTENDERS[:1], 2, 0)
+    both = Experiment("both", "Two", lambda scale: [SETTING, few])
+    results = run(both, SMOKE, (10,), store, workers=1)
+    assert list(results.variants) == ["mine", "few"]
+    noise = results.variants["mine"].noise["test_accuracy"]
+    values = part.noise["test_accuracy"]
+    assert noise == pytest.approx({"low": min(values), "high": max(values), "mean": fmean(values)}, abs=1e-6)
+    assert results.variants["few"].noise["test_accuracy"] != noise
+    assert results.variants["few"].noise_same_init == {}
+    same = part.noise_same_init["kl"]
+    assert results.variants["mine"].noise_same_init["kl"]["high"] == pytest.approx(max(same), rel=1e-5)
+    (mine,) = (row for row in results.rows if (row.variant, row.method) == ("mine", "fine-tuning"))
+    (own,) = (row for row in part.rows if row.method == "fine-tuning")
+    assert mine.test_accuracy == pytest.approx(own.test_accuracy, abs=1e-6)
+    assert mine.verdict == own.verdict
+    assert results.variants["few"].scenario["retrains_per_seed"] == 2
+
+
+def test_curves_of_several_seeds_are_averaged_where_they_share_a_place():
+    curves = [Series("m", "v", "x", "y", [0.0, 1.0], [1.0, 2.0]), Series("m", "v", "x", "y", [0.0, 2.0], [3.0, 5.0])]
+    other = Series("m", "w", "x", "y", [0.0], [9.0])
+    first, second = averaged([*curves, other])
+    assert (first.x, first.y) == ([0.0, 1.0, 2.0], [2.0, 2.0, 5.0])
+    assert second == other
+
+
+def test_jobs_come_back_in_their_order(part):
+    told = []
+    with one_by_one() as pool:
+        found = all_done([lambda: part, lambda: SETTING], pool, lambda *now: told.append(now), "measuring")
+    assert found == [part, SETTING]
+    assert told == [("measuring", 1, 2), ("measuring", 2, 2)]
