@@ -83,6 +83,13 @@ def test_completion_is_as_quick(run):
     assert statistics.median(complete("forget", run, "--client", "cl")[2] for _ in range(5)) < 0.3
 
 
+def test_the_list_of_commands_is_not_cut_short():
+    said = start("--help")[0]
+    listed = said.split("Commands:")[1].strip().split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed] == [words[0] for words in COMMANDS[1:]]
+    assert not [line for line in listed if "..." in line]
+
+
 def test_completion_offers_the_clients_of_the_run(run):
     said, modules, _ = complete("forget", run, "--client", "cl")
     assert said.split() == ["client-0", "client-2"]

@@ -16,7 +16,10 @@ typer.core.HAS_RICH = False  # framed help takes twice as long: it imports all o
 app = typer.Typer(
     no_args_is_help=True,
     help="Take a client's contribution out of a federated model, and show how well it is gone.",
-    epilog="Start with `expunge demo`. Every command has --help. Tab completion: --install-completion.",
+    epilog="\b\nStart with `expunge demo`, or on your own:\n"
+    "  expunge train --out runs/mine\n"
+    "  expunge forget runs/mine --client client-3\n"
+    "  expunge audit runs/mine",
     pretty_exceptions_enable=False,
 )
 _debug = {"on": False}

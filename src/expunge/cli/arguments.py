@@ -11,12 +11,18 @@ from expunge.cli.choices import DEVICES
 from expunge.cli.completion import among
 from expunge.errors import RequestError
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by `expunge train`.")]
+# Typer 0.20 with click 8.5 loses the help of arguments: the commands' own texts say what they are.
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN")]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Folder with MNIST, FashionMNIST or cifar-10-batches-bin.", envvar="EXPUNGE_DATA"),
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="With MNIST, FashionMNIST or cifar-10-batches-bin; the digits need none.",
+        envvar="EXPUNGE_DATA",
+    ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or auto.", autocompletion=among(DEVICES))]
+DeviceOption = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or auto.", autocompletion=among(DEVICES))]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON on standard output.")]
 
 

@@ -26,7 +26,11 @@ def audit(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Judge what was tried in a run: a verdict beside retrained models, membership attacks, evidence without them."""
+    """Judge what was tried in a run, beside retrained models.
+
+    RUN is a folder that `expunge train` has made. For each method that was tried there is a verdict with its reason,
+    what membership attacks reach, and evidence that needs no retrained models. A page goes to the folder.
+    """
     from expunge.bench.auditing import audit as audit_run
     from expunge.bench.auditing import retrain_more
     from expunge.bench.run_folder import RunFolder

@@ -14,31 +14,31 @@ from expunge.cli.completion import among
 from expunge.cli.terminal import messages, publish_results, tell
 
 
-@app.command(epilog=examples("expunge bench backdoor", "expunge bench main backdoor --scale paper --device cuda"))
+@app.command(
+    help=f"""Run the paper's tables and figures, and those beyond them.
+
+    NAME is one of {", ".join(EXPERIMENTS)}, or all. Each experiment leaves results.json, rows.csv, table.md, plots
+    and a report in a folder of its own. Stop it whenever you like: it goes on where it was.
+    """,
+    epilog=examples("expunge bench backdoor", "expunge bench main backdoor --scale paper --device cuda"),
+)
 def bench(
     names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="NAME...",
-            help=f"One of {', '.join(EXPERIMENTS)}, or all.",
-            autocompletion=among([*EXPERIMENTS, "all"]),
-        ),
+        list[str], typer.Argument(metavar="NAME...", autocompletion=among([*EXPERIMENTS, "all"]), show_default=False)
     ],
-    scale: Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.", autocompletion=among(SCALES))] = "small",
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; each scale has its own.")] = None,
-    out: Annotated[Path, typer.Option(help="Where results go, and the models that experiments share.")] = Path(
-        "runs/bench"
-    ),
+    scale: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(SCALES)}.", autocompletion=among(SCALES))
+    ] = "small",
+    seeds: Annotated[str | None, typer.Option(metavar="N,N,...", help="By default each scale's own.")] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where results go, and the models that experiments share.")
+    ] = Path("runs/bench"),
     data_dir: DataOption = None,
     device: DeviceOption = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes side by side; by default one a core.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every method, in the paper's tables and figures and beyond them.
-
-    Each experiment leaves results.json, rows.csv, table.md, plots and a report in a folder of its own.
-    Stop it whenever you like: it goes on where it was.
-    """
+    """Run experiments, each with its own report."""
     from expunge.bench.experiments import experiment
     from expunge.bench.runner import require_data, run, unmeasured
     from expunge.bench.scales import scale_of

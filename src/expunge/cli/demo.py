@@ -20,20 +20,27 @@ from expunge.extras import require
 
 @app.command(epilog=examples("expunge demo --out runs/demo"))
 def demo(
-    out: Annotated[Path, typer.Option(help="Where results, plots and the report go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where results, plots and the report go.")] = Path(
+        "runs/demo"
+    ),
     seeds: Annotated[
         str | None,
-        typer.Option(help=f"By default {','.join(map(str, DEMO_SEEDS))}; in Flower the first."),
+        typer.Option(metavar="N,N,...", help=f"By default {','.join(map(str, DEMO_SEEDS))}; in Flower the first."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help=f"Where the clients are: {', '.join(ENGINES)}.", autocompletion=among(ENGINES))
+        str,
+        typer.Option(
+            metavar="NAME", help=f"Where the clients are: {', '.join(ENGINES)}.", autocompletion=among(ENGINES)
+        ),
     ] = "local",
     as_json: JsonOption = False,
 ) -> None:
-    """Train a small federation with a poisoned client, forget it in several ways, compare with retraining.
+    """Forget a poisoned client in several ways, beside retraining.
 
-    Uses the handwritten digits that come with scikit-learn: no files, no network, under two minutes on two cores.
-    --engine flower-simulation sends every message through Flower's simulation, which takes longer; --engine flower
+    A small federation is trained first, on the handwritten digits that come with scikit-learn: no files, no network,
+    under two minutes on two cores.
+
+    --engine flower-simulation sends every message through Flower's simulation, which takes longer. --engine flower
     starts a Flower deployment on this machine, with keys and certificates, and forgets a site that is switched off.
     """
     if engine not in ENGINES:

@@ -50,7 +50,10 @@ def forget(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Forget clients or samples of a run; the result stands beside the trained model until you --erase that."""
+    """Forget clients or samples of a run.
+
+    RUN is a folder that `expunge train` has made. The result stands beside the trained model until you --erase that.
+    """
     from expunge.bench.auditing import retrain_options
     from expunge.bench.run_folder import RunFolder
     from expunge.progress import progress_bars, watch_rounds

@@ -14,7 +14,11 @@ from expunge.cli.terminal import publish_results, tell
 def show(
     run: RunArgument, data_dir: DataOption = None, device: DeviceOption = "cpu", as_json: JsonOption = False
 ) -> None:
-    """Measure what was tried in a run, and show it: a table here, plots and a report in the folder."""
+    """Measure what was tried in a run: a table, plots, a report.
+
+    RUN is a folder that `expunge train` has made. The table is printed; plots and the report go to the folder, beside
+    what they are about.
+    """
     from expunge.bench.run_folder import RunFolder
     from expunge.report.measures import FEWEST_RETRAINS
 

@@ -17,16 +17,23 @@ from expunge.cli.terminal import messages, tell
 
 @app.command(epilog=examples("expunge train --out runs/mine --attacker client-3 --boost 4"))
 def train(
-    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The run folder to make.")],
     dataset: Annotated[
-        str, typer.Option(help=f"One of {', '.join(DATASETS)}.", autocompletion=among(DATASETS))
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(DATASETS)}.", autocompletion=among(DATASETS))
     ] = "digits",
     model: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(MODELS)}.", autocompletion=among(MODELS))
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"One of {', '.join(MODELS)}; by default digits-net or cnn.",
+            autocompletion=among(MODELS),
+        ),
     ] = None,
     clients: Annotated[int, typer.Option(help="How many clients.")] = 10,
     alpha: Annotated[float, typer.Option(help="Of the Dirichlet split: small is very unequal.")] = 1.0,
-    attacker: Annotated[str | None, typer.Option(help="A client that hides a backdoor in its data.")] = None,
+    attacker: Annotated[
+        str | None, typer.Option(metavar="CLIENT", help="A client that hides a backdoor in its data.")
+    ] = None,
     target: Annotated[int, typer.Option(help="The class that the trigger leads to.")] = 7,
     patch: Annotated[int, typer.Option(help="Side of the trigger's square, in pixels.")] = 3,
     poisoned: Annotated[float, typer.Option(help="Share of the attacker's samples that are poisoned.")] = 0.5,
@@ -44,7 +51,11 @@ def train(
     download: Annotated[bool, typer.Option("--download", help="Fetch a missing dataset.")] = False,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Train a federation and keep what forgetting needs later: one vector per client."""
+    """Train a federation, and keep what forgetting needs later.
+
+    That is one vector per client, beside the model. Everything goes to a new run folder, which `expunge forget`,
+    `show` and `audit` take.
+    """
     from expunge.bench.run_folder import RunFolder
     from expunge.bench.scenario import Scenario
     from expunge.data import Backdoor
