@@ -71,23 +71,24 @@ class TestEndToEnd:
     def test_train_makes_a_whole_folder(self, pristine):
         assert set(tree(pristine)) == {
             ".",
+            ".lock",
             "run.json",
-            "trained",
-            "trained/memory.safetensors",
-            "trained/model.safetensors",
+            "state-1",
+            "state-1/memory.safetensors",
+            "state-1/model.safetensors",
         }
-        vectors = Memory.load(pristine / "trained" / "memory.safetensors")
+        vectors = Memory.load(pristine / "state-1" / "memory.safetensors")
         assert set(vectors.clients) == {f"client-{i}" for i in range(3)}
 
     @pytest.mark.slow
     def test_forget_show_erase_and_forget_another(self, run, expunge):
-        vector = Memory.load(run / "trained" / "memory.safetensors")._vectors["client-0"].numpy().tobytes()
-        trained = tree(run / "trained")
+        vector = Memory.load(run / "state-1" / "memory.safetensors")._vectors["client-0"].numpy().tobytes()
+        trained = tree(run / "state-1")
         code, out, err = expunge("forget", run, "--client", "client-0")
         assert (code, out) == (0, "")
         assert "sample-gradients" in err
         assert (run / "without-client-0" / "hf-kcu" / "model.safetensors").exists()
-        assert tree(run / "trained") == trained
+        assert tree(run / "state-1") == trained
         for seed in (0, 1):
             assert expunge("forget", run, "--client", "client-0", "--method", "retrain", "--seed", seed)[0] == 0
         assert {path.name for path in (run / "without-client-0").iterdir()} == {"hf-kcu", "retrain-1", "retrain-2"}
@@ -109,12 +110,12 @@ class TestEndToEnd:
         told = json.loads(out)
         assert told["method"] == "hf-kcu"
         assert torch.isfinite(load_file(f"{told['folder']}/model.safetensors")["layer.weight"]).all()
-        assert {path.name for path in run.iterdir()} == {"run.json", "trained", "without-client-0"}
+        assert {path.name for path in run.iterdir()} == {".lock", "run.json", "state-2", "without-client-0"}
         evidence = {path.name for path in (run / "without-client-0").iterdir()}
         assert {"results.json", "report.html"} <= evidence  # numbers and plots stay, weights and vectors do not
-        assert {path.parent for path in run.rglob("*.safetensors")} == {run / "trained"}
+        assert {path.parent for path in run.rglob("*.safetensors")} == {run / "state-2"}
         assert not [file for file in run.rglob("*") if file.is_file() and vector in file.read_bytes()]
-        memory = Memory.load(run / "trained" / "memory.safetensors")._vectors
+        memory = Memory.load(run / "state-2" / "memory.safetensors")._vectors
         assert set(memory) == {"client-1", "client-2"}
         torch.testing.assert_close(memory["client-1"], -memory["client-2"], atol=1e-5, rtol=1e-3)
 
@@ -169,30 +170,30 @@ class TestEndToEnd:
 
 
 def nan_weights(run):
-    path = run / "trained" / "model.safetensors"
+    path = run / "state-1" / "model.safetensors"
     tensors = load_file(path)
     tensors["layer.weight"][0, 0] = float("nan")
     save_file(tensors, path)
 
 
 def other_architecture(run):
-    save_file({"conv.weight": torch.zeros(2, 2)}, run / "trained" / "model.safetensors")
+    save_file({"conv.weight": torch.zeros(2, 2)}, run / "state-1" / "model.safetensors")
 
 
 def damaged_weights(run):
-    (run / "trained" / "model.safetensors").write_bytes(b"no safetensors")
+    (run / "state-1" / "model.safetensors").write_bytes(b"no safetensors")
 
 
 def missing_weights(run):
-    (run / "trained" / "model.safetensors").unlink()
+    (run / "state-1" / "model.safetensors").unlink()
 
 
 def damaged_memory(run):
-    (run / "trained" / "memory.safetensors").write_bytes(b"no safetensors")
+    (run / "state-1" / "memory.safetensors").write_bytes(b"no safetensors")
 
 
 def nan_memory(run):
-    path = run / "trained" / "memory.safetensors"
+    path = run / "state-1" / "memory.safetensors"
     weights = {"client-0": 0.3, "client-1": 0.3, "client-2": 0.4}
     vectors = {name: torch.full((650,), float("nan")) for name in weights}
     save_file(vectors, path, metadata={"rounds": json.dumps([weights])})

@@ -9,7 +9,7 @@ from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.run_folder import RunFolder, folder_name
 from expunge.bench.scenario import Scenario
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
-from expunge.federation.keeping.files import require_new
+from expunge.federation.keeping.durable import require_new
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import method
@@ -56,7 +56,7 @@ class TestRoundTrip:
     def test_without_memory(self, federation, state, tmp_path):
         run = RunFolder.create(tmp_path / "run", federation, dataclasses.replace(state, memory=None))
         assert run.trained(federation).memory is None
-        assert not (run.path / "trained" / "memory.safetensors").exists()
+        assert not (run.state / "memory.safetensors").exists()
 
     def test_outcomes_are_kept_under_request_and_method(self, run, federation, state):
         outcome = method("hf-kcu-trajectory")(federation.engine(), state, LEAVING)
@@ -122,29 +122,28 @@ class TestErasing:
     def test_nothing_of_the_departed_is_left_and_the_run_goes_on(self, run, federation, state):
         gone = state.memory._vectors["client-1"].numpy().tobytes()
         for name in ("hf-kcu-gradient", "hf-kcu-trajectory"):
-            kept = run.save(LEAVING, method(name)(federation.engine(), state, LEAVING), federation)
+            outcome = method(name)(federation.engine(), state, LEAVING)
+            run.save(LEAVING, outcome, federation)
         run.save(Request.of("client-0"), method(name)(federation.engine(), state, Request.of("client-0")), federation)
         holders = [file for file in run.path.rglob("*") if file.is_file() and gone in file.read_bytes()]
-        assert holders == [run.path / "trained" / "memory.safetensors"]
-        expected = load_file(kept / "model.safetensors")
-        run.erase_what_remembers(LEAVING, kept)
-        assert sorted(path.name for path in run.path.iterdir()) == ["run.json", "trained"]
+        assert holders == [run.state / "memory.safetensors"]
+        after = run.erase(LEAVING, outcome, federation)
+        assert sorted(path.name for path in run.path.iterdir()) == [".lock", "run.json", "state-2"]
         assert not [file for file in run.path.rglob("*") if file.is_file() and gone in file.read_bytes()]
-        after = RunFolder.open(run.path)
+        assert RunFolder.open(run.path) == after
         assert after.departed == ("client-1",)
         assert after.engine(federation).clients().keys() == {"client-0", "client-2"}
         now = after.trained(federation)
         assert set(now.memory.clients) == {"client-0", "client-2"}
-        for name, tensor in load_file(run.path / "trained" / "model.safetensors").items():
-            assert torch.equal(tensor, expected[name])
+        assert now.model.digest == outcome.state.model.digest
         second = method("hf-kcu")(after.engine(federation), now, Request.of("client-0"))
-        after.erase_what_remembers(Request.of("client-0"), after.save(Request.of("client-0"), second, federation))
+        after.erase(Request.of("client-0"), second, federation)
         assert RunFolder.open(run.path).departed == ("client-1", "client-0")
 
 
 class TestRefusals:
     def test_weights_of_another_architecture_nan_or_damaged(self, run, federation):
-        path = run.path / "trained" / "model.safetensors"
+        path = run.state / "model.safetensors"
         good = load_file(path)
         for tensors in (
             {"other": torch.zeros(2)},
@@ -165,7 +164,7 @@ class TestRefusals:
             run.trained(federation)
 
     def test_a_damaged_memory(self, run, federation):
-        (run.path / "trained" / "memory.safetensors").write_bytes(b"\0" * 10)
+        (run.state / "memory.safetensors").write_bytes(b"\0" * 10)
         with pytest.raises(DataError, match="memory"):
             run.trained(federation)
 
@@ -219,5 +218,10 @@ class TestRefusals:
         outcome = method("hf-kcu")(federation.engine(), state, LEAVING)
         broken = dataclasses.replace(outcome, details={"thing": object()})
         with pytest.raises(TypeError):
+            run.save(LEAVING, broken, federation)
+        assert not (run.path / "without-client-1").exists()
+        nan = state.model.moved(state.model.parameters * float("nan"))
+        broken = dataclasses.replace(outcome, state=dataclasses.replace(state, model=nan))
+        with pytest.raises(ModelError, match="NaN"):
             run.save(LEAVING, broken, federation)
         assert list((run.path / "without-client-1").iterdir()) == []

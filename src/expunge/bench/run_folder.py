@@ -1,11 +1,12 @@
 """A run on disk: the trained federation, and beside it what was tried to forget whom.
 
-    RUN/run.json                          scenario, schedule, who has left for good
-    RUN/trained/                          model.safetensors, memory.safetensors
+    RUN/run.json                          scenario, schedule, which state counts, who has left for good (run_book.py)
+    RUN/state-1/                          model.safetensors, memory.safetensors; after somebody left for good, state-2
     RUN/without-client-3/METHOD/          outcome.json, model.safetensors, memory.safetensors
-    RUN/without-client-3/results.json     with plots and report.html, written by `expunge show`
+    RUN/without-client-3/results.json     with plots and report.html, written by `expunge show` and `expunge audit`
 
-A folder appears whole or not at all: it is written beside its place and then moved.
+A crash at any moment leaves the run as it was or as it was to be (keeping/durable.py). What was made of results goes
+when one of them changes.
 """
 
 from __future__ import annotations
@@ -13,26 +14,35 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expunge.auditing.exam import Measured
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.results import Results, Row, environment
+from expunge.bench.run_book import RunBook, outcome_record
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot
-from expunge.errors import DataError
+from expunge.errors import DataError, RequestError
 from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.checkpoint import load_snapshot
-from expunge.federation.keeping.files import appear, read_json, require_new
+from expunge.federation.keeping.durable import DurableFolder, require_new
+from expunge.federation.keeping.files import STAGING, appear, read_json, remove, tidy
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.keeping.state_files import load_state, save_state
+from expunge.federation.keeping.state_files import kept_in, load_state, save_state
 from expunge.federation.training.plan import Schedule
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
+
+DERIVED = ("results.json", "rows.csv", "table.md", "report.html", "audit.json", "audit.html", "*.png", "*.svg")
+"""What is made of the tries of a request; it goes when one of them changes."""
+
+PATIENCE = 10.0
+"""Seconds that a finished try waits for another run to write its own."""
 
 LONGEST_NAME = 100
 """File systems end at 255 bytes; a longer list of clients is cut and told apart by a digest."""
@@ -46,6 +56,7 @@ class Tried:
     model: Snapshot
     cost: Cost
     details: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,38 +64,62 @@ class RunFolder:
     """One run; open it with ``RunFolder.open`` or make it with ``RunFolder.create``."""
 
     path: Path
-    scenario: Scenario
-    schedule: Schedule | None
-    departed: tuple[str, ...] = ()
+    book: RunBook
+    _folder: DurableFolder = field(compare=False, repr=False)
 
     @classmethod
     def create(cls, path: Path, federation: Federation, state: ServerState) -> RunFolder:
         """Write a freshly trained federation to a new folder."""
-        run = cls(path, federation.scenario, state.schedule)
         require_new(path)
-
-        def fill(folder: Path) -> None:
-            save_state(state, federation.model, folder / "trained")
-            (folder / "run.json").write_text(run._description())
-
-        appear(path, fill)
+        book = RunBook(federation.scenario, state.schedule, kept=tuple(kept_in(state)))
+        run = cls(path, book, _durable(path))
+        run._folder.write(book.as_dict(), lambda folder: save_state(state, federation.model, folder))
         return run
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open an existing run."""
-        try:
-            described = json.loads((path / "run.json").read_text())
-            schedule = Schedule(**described["schedule"]) if described["schedule"] else None
-            return cls(path, Scenario.from_dict(described["scenario"]), schedule, tuple(described["departed"]))
-        except FileNotFoundError as problem:
-            raise DataError(f"{path} is not a run folder: make one with `expunge train --out {path}`.") from problem
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise DataError(f"{path / 'run.json'} cannot be read: it is damaged or not ours.") from problem
+        """Open an existing run; what a run that was cut off has left is deleted first."""
+        folder = _durable(path)
+        run = cls(path, _read(folder), folder)
+        if run._left():
+            with folder.if_free() as free:
+                if free:
+                    return run._tidied()
+            if run.book.erasing:
+                raise RequestError(f"Another run is at work on {path}: wait until it has ended.")
+        return run
+
+    @property
+    def scenario(self) -> Scenario:
+        """Data, model and training."""
+        return self.book.scenario
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """What unlearning has to know of the training."""
+        return self.book.schedule
+
+    @property
+    def departed(self) -> tuple[str, ...]:
+        """Who has left for good."""
+        return self.book.departed
+
+    @property
+    def state(self) -> Path:
+        """Where the model and the vectors are."""
+        return self._folder.state(self.book.state)
+
+    @contextmanager
+    def alone(self, patience: float = 1.0) -> Iterator[None]:
+        """Keep other runs off the folder; refused where one is at work there, or has changed it since it was opened."""
+        with self._folder.alone(patience):
+            if _read(self._folder) != self.book:
+                raise RequestError(f"Another run has changed {self.path} meanwhile: nothing was written, start again.")
+            yield
 
     def trained(self, federation: Federation) -> ServerState:
         """The state to forget from."""
-        return load_state(federation.model, self.path / "trained", self.schedule)
+        return load_state(federation.model, self.state, self.schedule, self.book.kept)
 
     def engine(self, federation: Federation) -> LocalEngine:
         """An engine on the clients that have not left for good."""
@@ -92,24 +127,20 @@ class RunFolder:
 
     def save(self, request: Request, outcome: Outcome, federation: Federation) -> Path:
         """Keep an outcome under its request and method; a retrained model gets a number."""
-        parent = self.path / folder_name(request)
-        target = parent / outcome.method
-        if outcome.method == "retrain":
-            target = parent / f"retrain-{self.retrained(request) + 1}"
-        record = {
-            "method": outcome.method,
-            "request": {"clients": request.clients, "samples": request.samples},
-            "cost": outcome.cost.as_dict(),
-            "succeeded": outcome.succeeded,
-            "warnings": outcome.warnings,
-            "details": outcome.details,
-        }
+        with self.alone(PATIENCE):
+            parent = self.path / folder_name(request)
+            target = parent / outcome.method
+            if outcome.method == "retrain":
+                target = parent / f"retrain-{self.retrained(request) + 1}"
+            record = json.dumps(self._record(request, outcome, federation), indent=2) + "\n"
 
-        def fill(folder: Path) -> None:
-            save_state(outcome.state, federation.model, folder)
-            (folder / "outcome.json").write_text(json.dumps(record, indent=2) + "\n")
+            def fill(folder: Path) -> None:
+                save_state(outcome.state, federation.model, folder)
+                (folder / "outcome.json").write_text(record)
 
-        appear(target, fill)
+            for derived in (file for pattern in DERIVED for file in parent.glob(pattern)):
+                derived.unlink()
+            appear(target, fill)
         return target
 
     def retrained(self, request: Request) -> int:
@@ -117,38 +148,43 @@ class RunFolder:
         found = (self.path / folder_name(request)).glob("retrain-*")
         return max((int(folder.name.removeprefix("retrain-")) for folder in found), default=0)
 
-    def erase_what_remembers(self, request: Request, kept: Path) -> RunFolder:
-        """Let the run go on with ``kept``: the trained model, the leavers' vectors and all other tries are deleted.
+    def erase(self, request: Request, outcome: Outcome, federation: Federation) -> RunFolder:
+        """Let the run go on with an outcome: the trained model, the leavers' vectors and all tries are deleted.
 
-        What `show` wrote about them (numbers and plots, no weights) stays, as evidence.
+        What was made of them (numbers and plots, no weights) stays, as evidence.
         """
-        after = dataclasses.replace(self, departed=(*self.departed, *request.clients))
-        old = self.path / "trained.old"
-        (self.path / "trained").rename(old)
-        kept.rename(self.path / "trained")
-        (self.path / "run.json").write_text(after._description())
-        for remembering in [old, *(file.parent for file in self.path.glob("without-*/*/outcome.json"))]:
-            shutil.rmtree(remembering)
-        for tries in self.path.glob("without-*"):
-            if not any(tries.iterdir()):
-                tries.rmdir()
-        return after
+        with self.alone():
+            book = dataclasses.replace(
+                self.book,
+                schedule=outcome.state.schedule,
+                state=self.book.state + 1,
+                kept=tuple(kept_in(outcome.state)),
+                departed=(*self.departed, *request.clients),
+                forgotten=(*self.book.forgotten, self._record(request, outcome, federation)),
+                erasing=True,
+            )
+            self._folder.write(book.as_dict(), lambda folder: save_state(outcome.state, federation.model, folder))
+            return dataclasses.replace(self, book=_read(self._folder))._tidied()
 
     def requests(self) -> dict[str, Request]:
         """The requests that something was tried for, by folder name."""
         found: dict[str, Request] = {}
-        for file in sorted(self.path.glob("without-*/*/outcome.json")):
-            asked = read_json(file)["request"]
-            found[file.parent.parent.name] = Request.of(asked["clients"], asked["samples"])
+        for tries in sorted(self.path.glob("without-*")):
+            for file in _outcomes(tries):
+                with _understood(file):
+                    asked = read_json(file)["request"]
+                    found[tries.name] = Request.of(asked["clients"], asked["samples"])
         return found
 
     def tried(self, name: str, federation: Federation) -> list[Tried]:
         """Everything that was tried for one request."""
         found = []
-        for file in sorted((self.path / name).glob("*/outcome.json")):
-            record = read_json(file)
-            model = load_snapshot(federation.model, file.parent / "model.safetensors")
-            found.append(Tried(record["method"], model, Cost(**record["cost"]), record["details"]))
+        for file in _outcomes(self.path / name):
+            with _understood(file):
+                record = read_json(file)
+                model = load_snapshot(federation.model, file.parent / "model.safetensors")
+                parts = Cost(**record["cost"]), record["details"], tuple(record["warnings"])
+                found.append(Tried(record["method"], model, *parts))
         return found
 
     def results(self, name: str, federation: Federation) -> Results:
@@ -169,17 +205,61 @@ class RunFolder:
         rows += [row(own.method, measured, own.cost, costs) for own, measured in in_order]
         noise = noise_ranges([retrain_noise(references)]) if references else {}
         forgotten = [*request.clients, *request.samples]
-        described = {"forgotten": forgotten, "request": name, "departed": list(self.departed)}
+        warnings = list(dict.fromkeys(warning for own, _ in tried for warning in own.warnings))
+        described = {"forgotten": forgotten, "request": name, "departed": list(self.departed), "warnings": warnings}
         scenario = {**self.scenario.as_dict(), **described}
         return Results(f"{self.path.name}/{name}", scenario, environment(), rows, noise)
 
-    def _description(self) -> str:
-        described = {
-            "scenario": self.scenario.as_dict(),
-            "schedule": dataclasses.asdict(self.schedule) if self.schedule else None,
-            "departed": self.departed,
-        }
-        return json.dumps(described, indent=2) + "\n"
+    def _record(self, request: Request, outcome: Outcome, federation: Federation) -> dict[str, Any]:
+        before = load_snapshot(federation.model, self.state / "model.safetensors").digest
+        return outcome_record(request, outcome, before)
+
+    def _left(self) -> bool:
+        """Whether a run that was cut off has left something to delete."""
+        half_made = any(any(tries.glob(f"{STAGING}*")) for tries in self.path.glob("without-*"))
+        return half_made or self.book.erasing or self._folder.has_leftovers(self.book.state)
+
+    def _tidied(self) -> RunFolder:
+        """Delete what does not count; where somebody left for good, that is everything that was tried."""
+        with self._folder.alone():
+            run = dataclasses.replace(self, book=_read(self._folder))
+            self._folder.tidy(run.book.state)
+            for tries in self.path.glob("without-*"):
+                tidy(tries, alone=True)
+            if not run.book.erasing:
+                return run
+            for tries in self.path.glob("without-*"):
+                for own in [place for place in tries.iterdir() if place.is_dir()]:
+                    remove(own)
+                with suppress(OSError):  # numbers and plots stay, as evidence
+                    tries.rmdir()
+            done = dataclasses.replace(run.book, erasing=False)
+            self._folder.write(done.as_dict())
+            return dataclasses.replace(run, book=_read(self._folder))
+
+
+def _durable(path: Path) -> DurableFolder:
+    return DurableFolder(path, "run.json")
+
+
+def _read(folder: DurableFolder) -> RunBook:
+    content = folder.read()
+    if content is None:
+        raise DataError(f"{folder.path} is not a run folder: make one with `expunge train --out {folder.path}`.")
+    return RunBook.read(content, folder.book)
+
+
+def _outcomes(tries: Path) -> list[Path]:
+    """The records of what was tried for one request."""
+    return sorted(file for file in tries.glob("*/outcome.json") if not file.parent.name.startswith(STAGING))
+
+
+@contextmanager
+def _understood(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise DataError(f"{file} cannot be read: it is damaged or not ours.") from problem
 
 
 def folder_name(request: Request) -> str:

@@ -35,7 +35,7 @@ def audit(
     from expunge.bench.auditing import retrain_more
     from expunge.bench.run_folder import RunFolder
     from expunge.progress import progress_bars
-    from expunge.report import publish_audit, terminal_audit
+    from expunge.report import publish, publish_audit, terminal_audit
 
     folder = RunFolder.open(run)
     federation, chosen = built(folder.scenario, data_dir, device), torch_device(device)
@@ -46,6 +46,7 @@ def audit(
                 folder, request, federation, count=retrains, data_dir=data_dir, device=chosen, progress=progress
             )
         audits[name] = audit_run(folder, name, federation)
+        publish(audits[name].results, run / name)  # what was shown before may be of other models
         page = publish_audit(audits[name], run / name)
         if not as_json:
             for part in terminal_audit(audits[name], output().width):

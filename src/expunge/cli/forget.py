@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,6 +48,7 @@ def forget(
     erase: Annotated[
         bool, typer.Option("--erase", help="Then delete what remembers: the trained model, the vectors, other tries.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="--erase even by a method that is known to remember.")] = False,
     data_dir: DataOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
@@ -64,35 +67,41 @@ def forget(
     request = Request.of(client or (), sample_indices(samples or []))
     if erase and request.samples:
         raise RequestError("--erase works for whole clients: samples must be deleted from the client's own data.")
-    federation = built(folder.scenario, data_dir, device)
     chosen = registry.method(method)
+    if erase and not chosen.forgets and not force:
+        raise RequestError(
+            f"The model that {method} leaves remembers: --erase by a method that forgets, or --force it."
+        )
+    federation = built(folder.scenario, data_dir, device)
     given = {"iterations": iterations, "damping": damping, "samples": curvature_samples, "tau": tau}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if "seed" in vars(chosen.options):
         changed["seed"] = seed or 0
-    engine, state = folder.engine(federation), folder.trained(federation)
-    with progress_bars(messages()) as progress:
+    with folder.alone() if erase else nullcontext(), progress_bars(messages()) as progress:
+        engine, state = folder.engine(federation), folder.trained(federation)
         if chosen.name == "retrain":
             which = ("next", folder.retrained(request)) if seed is None else ("chosen", seed)
             changed |= {**vars(retrain_options(folder, federation, *which)), "progress": progress}
         chosen = chosen.configured(**changed)
         watch_rounds(engine, chosen.options, progress)
         outcome = chosen(engine, state, request)
-    _keep_and_tell(folder, request, outcome, federation, erase, as_json)
+        kept = _kept(folder, request, outcome, federation, erase)
+    _tell(outcome, kept, folder.path, erase, as_json)
 
 
-def _keep_and_tell(
-    folder: RunFolder, request: Request, outcome: Outcome, federation: Federation, erase: bool, as_json: bool
-) -> None:
+def _kept(folder: RunFolder, request: Request, outcome: Outcome, federation: Federation, erase: bool) -> Path:
+    """Where the new model is."""
+    if not outcome.succeeded:
+        return folder.state
+    return folder.erase(request, outcome, federation).state if erase else folder.save(request, outcome, federation)
+
+
+def _tell(outcome: Outcome, kept: Path, run: Path, erased: bool, as_json: bool) -> None:
     for warning in outcome.warnings:
         warn(warning)
     if not outcome.succeeded:
         raise RequestError("The request failed: the safety belt held, and nothing was changed.")
-    kept = folder.save(request, outcome, federation)
     cost = outcome.cost
-    if erase:
-        folder.erase_what_remembers(request, kept)
-        kept = folder.path / "trained"
     if as_json:
         print(
             json.dumps(
@@ -102,7 +111,7 @@ def _keep_and_tell(
     tell(
         f"{outcome.method}: {cost.seconds:.1f} s, {cost.sample_gradients:,.0f} sample-gradients, {cost.rounds} rounds."
     )
-    if erase:
-        tell(f"{folder.path} goes on without them; what remembered them is deleted.")
+    if erased:
+        tell(f"{run} goes on without them; what remembered them is deleted.")
         return
-    tell(f"The new model is {kept / 'model.safetensors'}. Look at it: expunge show {folder.path}")
+    tell(f"The new model is {kept / 'model.safetensors'}. Look at it: expunge show {run}")

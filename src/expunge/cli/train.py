@@ -59,7 +59,7 @@ def train(
     from expunge.bench.run_folder import RunFolder
     from expunge.bench.scenario import Scenario
     from expunge.data import Backdoor
-    from expunge.federation.keeping.files import require_new
+    from expunge.federation.keeping.durable import require_new
     from expunge.federation.training.fedavg import Keep
     from expunge.federation.training.fedavg import train as train_federation
     from expunge.federation.training.plan import TrainingPlan

@@ -17,12 +17,21 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from expunge.errors import RequestError
-from expunge.federation.keeping.files import STAGING, appear, read_json, remove, tidy, to_disk, write_whole
+from expunge.federation.keeping.files import (
+    STAGING,
+    appear,
+    read_json,
+    remove,
+    require_writable,
+    tidy,
+    to_disk,
+    write_whole,
+)
 
 _LOCK, _STATE = ".lock", "state-"
 
@@ -63,15 +72,16 @@ class DurableFolder:
     @property
     def is_new(self) -> bool:
         """Whether nothing is in it but what a first writing may have left that was cut off."""
-        found = self.path.iterdir() if self.path.is_dir() else iter(())
-        return not self.path.is_file() and all(_is_ours(place.name) for place in found)
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and all(_is_ours(place.name) for place in self.path.iterdir())
 
     @contextmanager
-    def alone(self, patience: float = 0.0) -> Iterator[None]:
+    def alone(self, patience: float = 1.0) -> Iterator[None]:
         """Hold the folder's lock, which ends with the process at the latest; whoever holds it may ask again.
 
         Args:
-            patience: seconds to wait where another run holds it; then it is refused.
+            patience: seconds to wait where another run holds it, as one that only tidies does; then it is refused.
         """
         if self._locked:
             yield
@@ -84,6 +94,17 @@ class DurableFolder:
         finally:
             self._locked = False
             os.close(handle)
+
+    @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Hold the lock inside the block where nobody else does and the folder can be written; says whether."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(self.alone(patience=0.0))
+                free = True
+            except RequestError:
+                free = False
+            yield free
 
     def write(self, content: Mapping[str, Any], fill: Callable[[Path], None] | None = None) -> None:
         """Replace the book, and with it the state where a new one is filled; what no longer counts is deleted.
@@ -100,13 +121,20 @@ class DurableFolder:
             write_whole(self.book, text, private=True)
             self.tidy(content["state"])
 
+    def has_leftovers(self, number: int) -> bool:
+        """Whether something is there that does not count beside the state of that number."""
+        return any(self.path.glob(f"{STAGING}*")) or bool(self._other_states(number))
+
     def tidy(self, number: int) -> None:
         """Delete what does not count; only who is alone with the folder may."""
         with self.alone():
             tidy(self.path, alone=True)
-            for place in self.path.glob(f"{_STATE}*"):
-                if place.name.removeprefix(_STATE).isdigit() and place != self.state(number):
-                    remove(place)
+            for place in self._other_states(number):
+                remove(place)
+
+    def _other_states(self, number: int) -> list[Path]:
+        found = (place for place in self.path.glob(f"{_STATE}*") if place.name.removeprefix(_STATE).isdigit())
+        return [place for place in found if place != self.state(number)]
 
     def _handle(self) -> int:
         try:
@@ -127,6 +155,13 @@ class DurableFolder:
                 if time.monotonic() >= end:
                     raise RequestError(f"Another run is at work on {self.path}: wait until it has ended.") from problem
                 time.sleep(0.05)
+
+
+def require_new(path: Path) -> None:
+    """Refuse to write over something, called before the work starts; what a first writing left is nothing."""
+    if not DurableFolder(path, "").is_new:
+        raise RequestError(f"{path} exists already and is not empty: choose another folder or remove it.")
+    require_writable(path)
 
 
 def _is_ours(name: str) -> bool:

@@ -161,13 +161,6 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def require_new(path: Path) -> None:
-    """Refuse to write over something: called before the work starts."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RequestError(f"{path} exists already and is not empty: choose another folder or remove it.")
-    require_writable(path)
-
-
 def require_writable(path: Path) -> None:
     """Refuse a folder that cannot be written, by writing a file that vanishes at once where it would be."""
     ancestor = next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())

@@ -79,8 +79,12 @@ class StateStore:
         self._durable = DurableFolder(self.folder, "store.json")
         require_writable(self.folder)
         self.book = self._read()
-        if self.exists:
-            self._tidy_where_nobody_works()
+        if self.exists and (self._durable.has_leftovers(self.book.state) or self._useless_journal):
+            with self._durable.if_free() as free:  # what another run is writing is not ours to judge
+                if free:
+                    self.book = self._read()
+                    self._durable.tidy(self.book.state)
+                    self._tidy()
 
     @property
     def exists(self) -> bool:
@@ -134,19 +138,12 @@ class StateStore:
             self.book = self._read()
             self._tidy()
 
-    def _tidy_where_nobody_works(self) -> None:
-        """Delete what a run that was cut off has left; what another one is writing is not ours to judge."""
-        try:
-            with self._durable.alone():
-                self.book = self._read()
-                self._durable.tidy(self.book.state)
-                self._tidy()
-        except RequestError:
-            return
+    @property
+    def _useless_journal(self) -> bool:
+        return self.book.pending is None and self.journal.exists()
 
     def _tidy(self) -> None:
-        """Delete the journal of no request."""
-        if self.book.pending is None and self.journal.exists():
+        if self._useless_journal:
             remove(self.journal)
 
     def _read(self) -> Book:
