@@ -162,6 +162,12 @@ class TestEndToEnd:
         assert "safety belt" in err
         assert tree(run) == before
 
+    def test_a_control_may_be_forced(self, run, expunge):
+        assert expunge("forget", run, "--client", "client-0", "--method", "do-nothing", "--erase", "--force")[0] == 0
+        told = json.loads((run / "run.json").read_text())
+        assert told["departed"] == ["client-0"]
+        assert told["forgotten"][0]["before"] == told["forgotten"][0]["after"]
+
     def test_methods_and_version(self, expunge):
         code, out, _ = expunge("methods")
         assert code == 0
@@ -229,6 +235,16 @@ BAD_REQUESTS = {
     "a client and its samples": (as_it_was, ["--client", "client-0", "--samples", "client-0:1"], "choose one"),
     "everybody": (as_it_was, ["--client", "client-0", "--client", "client-1", "--client", "client-2"], "every client"),
     "erase samples": (as_it_was, ["--samples", "client-0:1", "--erase"], "whole clients"),
+    "erase by a control": (
+        as_it_was,
+        ["--client", "client-0", "--method", "do-nothing", "--erase"],
+        "do-nothing leaves remembers",
+    ),
+    "erase by the printed update": (
+        as_it_was,
+        ["--client", "client-0", "--method", "hf-kcu-paper+recovery", "--erase"],
+        "--erase by a method that forgets, or --force it",
+    ),
     "no iterations": (as_it_was, ["--client", "client-0", "-k", "0"], "iterations"),
     "negative iterations": (as_it_was, ["--client", "client-0", "-k", "-3"], "iterations"),
     "negative damping": (as_it_was, ["--client", "client-0", "--damping", "-1"], "damping"),

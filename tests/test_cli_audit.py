@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from expunge.bench.results import Results
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, expunge):
@@ -39,6 +41,21 @@ def test_an_audit_retrains_judges_and_shows(run, expunge):
     assert code == 0, err
     assert json.loads(out)["without-client-3"]["methods"].keys() == content["methods"].keys()
     assert {file: file.stat().st_mtime_ns for file in folder.glob("retrain-*/model.safetensors")} == made
+
+
+def test_an_audit_writes_the_report_too_and_a_new_try_removes_both(run, expunge):
+    folder = run / "without-client-3"
+    assert expunge("show", "run")[0] == 0
+    assert expunge("forget", "run", "--client", "client-3", "--method", "do-nothing")[0] == 0
+    derived = {"report.html", "results.json", "audit.html", "audit.json"}
+    assert not derived & {file.name for file in folder.iterdir()}
+    assert expunge("audit", "run", "--retrains", "0")[0] == 0
+    assert derived <= {file.name for file in folder.iterdir()}
+    rows = Results.load(folder / "results.json").rows
+    assert {row.method for row in rows} == {"trained", "hf-kcu-trajectory", "fine-tuning", "do-nothing"}
+    assert "nothing" in (folder / "report.html").read_text().lower()
+    assert expunge("forget", "run", "--client", "client-3", "--method", "fine-tuning")[0] == 0
+    assert not derived & {file.name for file in folder.iterdir()}
 
 
 def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge):

@@ -1,17 +1,21 @@
 import dataclasses
 import json
+from datetime import UTC, datetime
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
+from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder, folder_name
+from expunge.bench.run_results import run_results
 from expunge.bench.scenario import Scenario
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
 from expunge.federation.keeping.durable import require_new
-from expunge.federation.training.fedavg import train
+from expunge.federation.training.fedavg import Keep, train
 from expunge.federation.training.plan import TrainingPlan
+from expunge.report import publish
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain
@@ -63,6 +67,8 @@ class TestRoundTrip:
         kept = run.save(LEAVING, outcome, federation)
         assert kept == run.path / "without-client-1" / "hf-kcu-trajectory"
         record = json.loads((kept / "outcome.json").read_text())
+        assert (record["before"], record["after"]) == (state.model.digest, outcome.state.model.digest)
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(record["date"])).total_seconds() < 60
         assert record["cost"] == outcome.cost.as_dict()
         assert record["details"]["source"] == "trajectory"
         assert run.requests() == {"without-client-1": LEAVING}
@@ -90,7 +96,7 @@ class TestResults:
         again = [retrained(federation, state, seed) for seed in (1, 2)]
         for each in (outcome, *again):
             run.save(LEAVING, each, federation)
-        results = run.results("without-client-1", federation)
+        results = run_results(run, "without-client-1", federation)
         evaluation = Evaluation(federation, LEAVING)
         before, after = (evaluation.measure(each.model) for each in (state, outcome.state))
         references = [evaluation.measure(each.state.model) for each in again]
@@ -103,7 +109,10 @@ class TestResults:
             ),
             evaluation.row("hf-kcu-trajectory", after, before, references, outcome.cost, costs),
         ]
-        assert [dataclasses.replace(row, verdict=None) for row in results.rows] == expected
+        assert [dataclasses.replace(row, verdict=None, digest=None) for row in results.rows] == expected
+        models = [each.model for each in (state, *(own.state for own in (*again, outcome)))]
+        assert [row.digest for row in results.rows] == [model.digest for model in models]
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(results.date)).total_seconds() < 60
         assert [row.verdict for row in results.rows] == ["UNDECIDED"] * 4  # two retrained models show no noise
         assert results.noise == noise_ranges([retrain_noise(references)])
         assert results.experiment == "run/without-client-1"
@@ -111,11 +120,69 @@ class TestResults:
 
     def test_without_retraining_there_is_no_crash(self, run, federation, state):
         run.save(LEAVING, method("hf-kcu-gradient")(federation.engine(), state, LEAVING), federation)
-        results = run.results("without-client-1", federation)
+        results = run_results(run, "without-client-1", federation)
         assert results.methods() == ["trained", "hf-kcu-gradient"]
         assert all(row.kl is None and row.speedup is None for row in results.rows)
         assert all(row.test_accuracy is not None for row in results.rows)
         assert results.noise == {}
+
+
+class TestDerived:
+    """What is made of results goes when one of them changes; another request's stays."""
+
+    def test_what_was_shown_goes_with_a_new_try(self, run, federation, state):
+        other = Request.of("client-0")
+        for asked in (LEAVING, other):
+            outcome = method("fine-tuning")(federation.engine(), state, asked)
+            publish(
+                run_results(run, run.save(asked, outcome, federation).parent.name, federation),
+                run.path / folder_name(asked),
+            )
+        shown = {path.name for path in (run.path / "without-client-1").iterdir()}
+        assert {"results.json", "report.html", "table.md", "rows.csv"} <= shown
+        for name in ("audit.json", "audit.html", "audit-roc.png", "notes.txt"):
+            (run.path / "without-client-1" / name).write_text("mine")
+        run.save(LEAVING, retrained(federation, state, 1), federation)
+        left = {path.name for path in (run.path / "without-client-1").iterdir()}
+        assert left == {"fine-tuning", "retrain-1", "notes.txt"}
+        assert {path.name for path in (run.path / "without-client-0").iterdir()} == shown
+
+    def test_what_was_shown_stays_as_evidence_when_somebody_leaves_for_good(self, run, federation, state):
+        outcome = method("fine-tuning")(federation.engine(), state, LEAVING)
+        run.save(LEAVING, outcome, federation)
+        publish(run_results(run, "without-client-1", federation), run.path / "without-client-1")
+        after = run.erase(LEAVING, outcome, federation)
+        results = Results.load(run.path / "without-client-1" / "results.json")
+        (record,) = after.book.forgotten
+        assert results.rows[-1].digest == record["after"]  # it is of the model that the run goes on with
+        assert results.rows[0].digest == record["before"]
+        assert record["method"] == "fine-tuning"
+
+
+class TestLost:
+    """A file of vectors that is missing is told by name, in the outcome and in results."""
+
+    def test_vectors(self, run, federation, state):
+        (run.state / "memory.safetensors").unlink()
+        found = RunFolder.open(run.path).trained(federation)
+        (sentence,) = found.lost
+        assert f"{run.state / 'memory.safetensors'} is missing, though vectors were kept" in sentence
+        outcome = method("fine-tuning")(run.engine(federation), found, LEAVING)
+        assert sentence in outcome.warnings
+        kept = run.save(LEAVING, outcome, federation)
+        assert sentence in json.loads((kept / "outcome.json").read_text())["warnings"]
+        assert run_results(run, "without-client-1", federation).scenario["warnings"] == [sentence]
+
+    def test_updates(self, federation, tmp_path):
+        state = train(federation.engine(), federation.initial(), SCENARIO.plan, keep=Keep(updates_every=1))
+        run = RunFolder.create(tmp_path / "other", federation, state)
+        assert run.trained(federation).lost == ()
+        (run.state / "history.safetensors").unlink()
+        assert "history.safetensors is missing, though updates were kept" in run.trained(federation).lost[0]
+
+    def test_what_was_never_kept_is_not_missed(self, federation, state, tmp_path):
+        run = RunFolder.create(tmp_path / "other", federation, dataclasses.replace(state, memory=None))
+        assert RunFolder.open(run.path).trained(federation).lost == ()
 
 
 class TestErasing:
@@ -193,6 +260,34 @@ class TestRefusals:
         (kept / "outcome.json").write_text("{")
         with pytest.raises(DataError, match="damaged"):
             run.requests()
+
+    @pytest.mark.parametrize("text", ["[]", "{}", '{"request": 3}', '{"request": {"clients": [], "samples": 3}}'])
+    def test_an_odd_outcome(self, run, federation, state, text):
+        kept = run.save(LEAVING, method("fine-tuning")(federation.engine(), state, LEAVING), federation)
+        (kept / "outcome.json").write_text(text)
+        for look in (run.requests, lambda: run.tried("without-client-1", federation)):
+            with pytest.raises(DataError, match=f"{kept / 'outcome.json'} cannot be read"):
+                look()
+
+    def test_another_version(self, run):
+        content = json.loads((run.path / "run.json").read_text())
+        for version in (1, 3, None, "2"):
+            (run.path / "run.json").write_text(json.dumps({**content, "version": version}))
+            with pytest.raises(DataError, match=r"run.json is of version .*: use the expunge that made it"):
+                RunFolder.open(run.path)
+        first = {name: content[name] for name in ("scenario", "schedule", "departed")}
+        (run.path / "run.json").write_text(json.dumps(first))
+        with pytest.raises(DataError, match="methods had other names: train again, in a new folder"):
+            RunFolder.open(run.path)
+
+    def test_a_first_writing_that_was_cut_off_is_nothing(self, run, federation, state, tmp_path):
+        (run.path / "run.json").unlink()
+        (run.path / ".staging-1-x").mkdir()
+        with pytest.raises(DataError, match="not a run folder"):
+            RunFolder.open(run.path)
+        again = RunFolder.create(run.path, federation, state)
+        assert sorted(path.name for path in run.path.iterdir()) == [".lock", "run.json", "state-1"]
+        assert RunFolder.open(run.path) == again
 
     def test_no_run_folder(self, tmp_path):
         with pytest.raises(DataError, match="not a run folder"):

@@ -18,6 +18,7 @@ from expunge.auditing.verdict import RETRAINS
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder
+from expunge.bench.run_results import run_results
 from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
@@ -62,7 +63,7 @@ class Audit:
 
 def audit(folder: RunFolder, name: str, federation: Federation) -> Audit:
     """Audit everything that was tried for one request, with the retrained models that are there."""
-    request, results = folder.requests()[name], folder.results(name, federation)
+    request, results = folder.requests()[name], run_results(folder, name, federation)
     evaluation, trained = Evaluation(federation, request), folder.trained(federation)
     tries = folder.tried(name, federation)
     references = [evaluation.measure(own.model) for own in tries if own.method == "retrain"]

@@ -20,9 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from expunge.auditing.exam import Measured
-from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
-from expunge.bench.results import Results, Row, environment
 from expunge.bench.run_book import RunBook, outcome_record
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot
@@ -186,29 +183,6 @@ class RunFolder:
                 parts = Cost(**record["cost"]), record["details"], tuple(record["warnings"])
                 found.append(Tried(record["method"], model, *parts))
         return found
-
-    def results(self, name: str, federation: Federation) -> Results:
-        """Measure everything that was tried for one request."""
-        request = self.requests()[name]
-        evaluation = Evaluation(federation, request)
-        before = evaluation.measure(self.trained(federation).model)
-        tried = [(own, evaluation.measure(own.model)) for own in self.tried(name, federation)]
-        references = [measured for own, measured in tried if own.method == "retrain"]
-        costs = [own.cost for own, _ in tried if own.method == "retrain"]
-
-        def row(method: str, measured: Measured, *more: Any) -> Row:
-            verdict = evaluation.judgement(measured, before, references).verdict.value if references else None
-            return dataclasses.replace(evaluation.row(method, measured, before, references, *more), verdict=verdict)
-
-        rows = [row("trained", before)]
-        in_order = sorted(tried, key=lambda pair: pair[0].method != "retrain")
-        rows += [row(own.method, measured, own.cost, costs) for own, measured in in_order]
-        noise = noise_ranges([retrain_noise(references)]) if references else {}
-        forgotten = [*request.clients, *request.samples]
-        warnings = list(dict.fromkeys(warning for own, _ in tried for warning in own.warnings))
-        described = {"forgotten": forgotten, "request": name, "departed": list(self.departed), "warnings": warnings}
-        scenario = {**self.scenario.as_dict(), **described}
-        return Results(f"{self.path.name}/{name}", scenario, environment(), rows, noise)
 
     def _record(self, request: Request, outcome: Outcome, federation: Federation) -> dict[str, Any]:
         before = load_snapshot(federation.model, self.state / "model.safetensors").digest

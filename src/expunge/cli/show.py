@@ -20,12 +20,13 @@ def show(
     what they are about.
     """
     from expunge.bench.run_folder import RunFolder
+    from expunge.bench.run_results import run_results
     from expunge.report.measures import FEWEST_RETRAINS
 
     folder = RunFolder.open(run)
     federation = built(folder.scenario, data_dir, device)
     found = tried_requests(folder)
-    measured = {name: folder.results(name, federation) for name in found}
+    measured = {name: run_results(folder, name, federation) for name in found}
     for name, results in measured.items():
         publish_results(results, run / name, show_table=not as_json)
         few = FEWEST_RETRAINS - len(results.values("retrain", "test_accuracy"))
