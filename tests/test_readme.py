@@ -273,13 +273,3 @@ def test_the_plan_of_the_house_names_the_rooms_that_exist():
     rooms = {path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     plan = README.split("```text")[1].split("```")[0]
     assert set(re.findall(r"^  (\w+)/", plan, re.MULTILINE)) == rooms
-
-
-def test_a_room_imports_only_rooms_above_it():
-    order = ["errors", "core", "data", "models", "federation", "unlearning", "audit", "bench", "report"]
-    package = Path(expunge.__file__).parent
-    for room in order[1:]:
-        below = order[order.index(room) + 1 :]
-        for file in (package / room).glob("*.py"):
-            imported = re.findall(r"^from expunge\.(\w+)", file.read_text(), re.MULTILINE)
-            assert not set(imported) & set(below), f"{file.name} in {room} imports from a room below it"
