@@ -158,6 +158,7 @@ class TestRows:
         trained, *retrained, forgot = models
         row = evaluation.row("mine", forgot, trained, retrained, self.COST, self.RETRAIN, stored_bytes=9)
         assert (row.method, row.seed) == ("mine", 4)
+        assert row.digest == forgot.model.digest != trained.model.digest
         missing = [name for name in MEASURES if getattr(row, name) is None]
         assert missing == ["training_overhead"]
         assert row.speedup == pytest.approx(20 / 2)

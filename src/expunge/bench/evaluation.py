@@ -85,6 +85,7 @@ class Evaluation:
             bytes=cost.bytes_down + cost.bytes_up if cost else None,
             stored_bytes=stored_bytes,
             training_overhead=training_overhead,
+            digest=measured.model.digest,
         )
 
 

@@ -155,7 +155,7 @@ def _departures(
             for name, own in measured.items():
                 place = f"{setting.label}, after {step}: {name}"
                 alone = {key: own.alone[key] for key in ("test_accuracy", "forget_accuracy", "asr")}
-                rows.append(Row(label, scenario.seed, variant=place, **alone))
+                rows.append(Row(label, scenario.seed, variant=place, digest=own.model.digest, **alone))
         series += _watched_curves(label, setting, found)
     return rows, series
 
