@@ -26,6 +26,16 @@ METHODS = {
     "retrace-krylov": (0.561, 0.265, 0.011, 0.30, 133.0, 168.0, 0.56),
     "retrace-krylov+recovery": (0.593, 0.273, 0.015, 0.18, 57.0, 62.0, 1.53),
 }
+VERDICTS = {
+    "retrain": "EQUIVALENT",
+    "retrain-same-init": "EQUIVALENT",
+    "gradient-ascent": "DAMAGED",
+    "fed-eraser": "DAMAGED",
+    "sisa": "DAMAGED",
+    "retrace-krylov": "DAMAGED",
+    "retrace-krylov+recovery": "EQUIVALENT",
+}
+"""Where there is a backdoor; methods that are not here are under-forgotten."""
 SEEDS = (10, 11, 12)
 NOISE = {
     "test_accuracy": {"low": 0.617, "high": 0.631, "mean": 0.624},
@@ -72,6 +82,7 @@ def row(method, seed, variant, shift, backdoor, dice):
         bytes=None if work is None else 3.4e8 / work * 10,
         stored_bytes=7.5e6 if "retrace" in method else None,
         training_overhead=0.01 if "retrace" in method else None,
+        verdict=VERDICTS.get(method, "UNDER-FORGOTTEN") if backdoor else "UNDECIDED",
         variant=variant,
     )
 

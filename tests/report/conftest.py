@@ -6,6 +6,12 @@ import pytest
 
 from expunge.bench.results import Results, Row
 
+VERDICTS = {
+    "trained": "UNDER-FORGOTTEN",
+    "hf-kcu-paper": "UNDER-FORGOTTEN",
+    "hf-kcu": "UNDER-FORGOTTEN",
+    "retrace-krylov": "EQUIVALENT",
+}
 METHODS = {
     "trained": {"test_accuracy": 0.980, "forget_accuracy": 1.0, "asr": 0.957, "mia_auc": 0.541, "kl_forget": 4.7},
     "hf-kcu-paper": {
@@ -44,7 +50,7 @@ def shifted(method: str, seed: int) -> Row:
     values = METHODS[method]
     scaled = {key: value * (1 + 0.1 * step) for key, value in values.items() if "kl" in key or "speedup" in key}
     moved = {key: min(1.0, max(0.0, value + 0.003 * step)) for key, value in values.items() if key not in scaled}
-    return Row(method, seed, **moved, **scaled)
+    return Row(method, seed, **moved, **scaled, verdict=VERDICTS[method])
 
 
 def retrained(seed: int, index: int) -> Row:
@@ -57,7 +63,7 @@ def retrained(seed: int, index: int) -> Row:
         mia_auc=0.501 + 0.001 * index,
         speedup=1.0,
         speedup_in_gradients=1.0,
-        verdict="reference",
+        verdict="EQUIVALENT",
     )
 
 
@@ -100,6 +106,6 @@ def clean(results: Results) -> Results:
 @pytest.fixture
 def failed(results: Results) -> Results:
     """The same, but retrace left the backdoor where it was."""
-    bad = {"asr": 0.95, "forget_accuracy": 0.99, "kl_forget": 4.5}
+    bad = {"asr": 0.95, "forget_accuracy": 0.99, "kl_forget": 4.5, "verdict": "UNDER-FORGOTTEN"}
     rows = [replace(row, **bad) if row.method == "retrace-krylov" else row for row in results.rows]
     return replace(results, rows=rows)

@@ -190,8 +190,8 @@ def test_page_says_verdicts_reasons_power_and_all_tables(audit):
         for finding in own.judgement.findings:
             assert finding.measure.label in text
     assert page.count(audit.methods["retrace"].judgement.power.sentence.replace("'", "&#x27;")) == 1
-    assert 'class="card result gone"' in page
-    assert 'class="card result remains"' in page
+    assert 'class="card result near"' in page
+    assert 'class="card result far"' in page
     for part in ("LiRA: TPR at 1% FPR", "speaks against forgetting", "not a proof of forgetting", "told apart"):
         assert part in text
     images = [link for link in reader.links if link.startswith("data:image/svg+xml;base64,")]
@@ -242,7 +242,7 @@ def test_square_brackets_are_no_markup_in_the_terminal(audit):
 
 def test_without_retrained_models_there_is_evidence_only(alone, tmp_path):
     page = publish_audit(alone, tmp_path).read_text(encoding="utf-8")
-    assert 'class="card result unknown"' in page
+    assert 'class="card result open"' in page
     assert "0 retrained models show no noise." in page
     assert "No retrained models: nothing was compared" in page
     assert "They look like held-out ones." in page

@@ -35,9 +35,7 @@ def test_a_table_for_every_variant_with_do_nothing_first_and_both_noises_last():
 
 def test_the_papers_value_stands_beside_ours():
     clean, _ = tables(bench_markdown(bench()))
-    assert re.fullmatch(
-        r"\*\*62\.\d ± 0\.\d\*\* \(paper: 71\.76\)", clean["do nothing (trained)"]["accuracy on new data (%)"]
-    )
+    assert re.fullmatch(r"62\.\d ± 0\.\d \(paper: 71\.76\)", clean["do nothing (trained)"]["accuracy on new data (%)"])
     assert clean["FedEraser"]["times faster"].endswith("(paper: 5×)")
     assert clean["HF-KCU as printed"]["causal faithfulness"] == "– (paper: 0.38)"
     assert "paper" not in clean["FedOSD"]["accuracy on new data (%)"]
@@ -50,18 +48,22 @@ def test_both_noises_are_the_variants_own():
     assert strong["retrain noise, same init (low to high)"]["backdoor success (%)"] == "1.7–2.2"
 
 
-def test_judged_by_the_variants_own_noise():
-    _, strong = tables(bench_markdown(bench()))
-    assert strong["do nothing (trained)"]["backdoor success (%)"].endswith(" !")
-    assert strong["retrace, Krylov"]["backdoor success (%)"].startswith("**")
-    assert not re.search(r"[*!]", strong["retrain, same init"]["backdoor success (%)"])
+def test_marked_by_the_variants_own_verdicts():
+    clean, strong = tables(bench_markdown(bench()))
+    assert strong["do nothing (trained)"]["verdict"] == "under-forgotten !"
+    assert strong["retrace, Krylov + recovery"]["verdict"] == "**equivalent**"
+    assert strong["retrain, same init"]["verdict"] == "equivalent"
+    assert clean["retrace, Krylov + recovery"]["verdict"] == "undecided"
+    assert not any(
+        re.search(r"[*!]", text) for line in strong.values() for key, text in line.items() if key != "verdict"
+    )
 
 
 @pytest.mark.parametrize(
     ("experiment", "shown", "hidden"),
     [
         ("main", {"mia_success", "causal_faithfulness", "seconds", "stored_bytes"}, {"parameter_gap"}),
-        ("wallclock", {"seconds", "speedup"}, {"mia_auc", "bytes"}),
+        ("wallclock", {"seconds", "speedup", "verdict"}, {"mia_auc", "bytes"}),
         ("functional", {"kl", "mia_success", "parameter_gap"}, {"test_accuracy", "agreement"}),
         ("components", {"test_accuracy", "parameter_gap", "mia_success"}, {"speedup"}),
         ("samples", {"rounds", "bytes", "training_overhead"}, {"seconds"}),
@@ -82,7 +84,7 @@ def test_a_column_nobody_measured_is_left_out_of_a_part():
 def test_a_short_table_has_few_columns_and_speed_only_where_the_paper_has_it():
     clean, strong = tables(bench_markdown(bench(), short=True))
     forgetting = ["accuracy on new data (%)", "accuracy on forgotten data (%)"]
-    price = ["distance to retrained (KL)", "privacy leak (AUC)", "times less work", "times faster"]
+    price = ["distance to retrained (KL)", "privacy leak (AUC)", "verdict", "times less work", "times faster"]
     assert list(clean["SISA"]) == ["method", *forgetting, *price]
     assert list(strong["SISA"]) == ["method", *forgetting, "backdoor success (%)", *price]
     assert clean["FedEraser"]["times faster"].endswith("(paper: 5×)")
@@ -133,7 +135,7 @@ def test_terminal_tables_fit_a_hundred_columns():
 
 def test_rows_survive_a_spreadsheet(tmp_path):
     results = bench()
-    odd = Row('a, "b"\nc', 3, asr=1 / 3, verdict="gone; really", variant="x, y")
+    odd = Row('a, "b"\nc', 3, asr=1 / 3, verdict="gone; really", variant="x, y", digest="0a,1b")
     results = replace(results, rows=[*results.rows, odd])
     file = write_csv(results, tmp_path / "new" / "rows.csv")
     assert read_csv(file) == results.rows
@@ -157,9 +159,12 @@ def test_a_narrow_terminal_shows_the_most_telling_columns_and_names_the_others()
     assert headers == [
         "method",
         "accuracy on new data (%)",
-        "accuracy on forgotten data (%)",
         "backdoor success (%)",
+        "verdict",
         "times less work",
     ]
     assert "distance to retrained (KL)" in str(table.caption)
     assert len(terminal_tables(bench("backdoor"), width=200)[-1].columns) > len(headers)
+    clean = [str(column.header) for column in terminal_tables(bench("backdoor"), width=80)[0].columns]
+    assert "backdoor success (%)" not in clean
+    assert "accuracy on forgotten data (%)" in clean

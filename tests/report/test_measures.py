@@ -1,12 +1,9 @@
-from dataclasses import replace
-
 import pytest
 
-from expunge.bench.results import Results, Row
-from expunge.report.columns import COLUMNS, measure
-from expunge.report.headline import headline
+from expunge.bench.results import Results
+from expunge.report.columns import COLUMNS
 from expunge.report.layout import method_name, scenario_line
-from expunge.report.measures import judge, judge_value, own_range, retrained_range, write_value
+from expunge.report.measures import retrained_range, write_value
 
 
 def test_friendly_names():
@@ -14,27 +11,6 @@ def test_friendly_names():
     assert method_name("retrain") == "retrain (gold standard)"
     assert method_name("hf-kcu-paper+recovery") == "HF-KCU as printed + recovery"
     assert method_name("some-new-one") == "some-new-one"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("test_accuracy", 0.953, "near"),
-        ("test_accuracy", 0.93, "between"),
-        ("test_accuracy", 0.90, "far"),
-        ("test_accuracy", 0.999, "near"),
-        ("asr", 0.021, "near"),
-        ("asr", 0.05, "between"),
-        ("asr", 0.5, "far"),
-        ("forget_accuracy", 0.2, "far"),
-        ("kl_forget", 0.27, "near"),
-        ("kl_forget", 0.28, "between"),
-        ("kl_forget", 0.9, "far"),
-        ("speedup", 9.0, None),
-    ],
-)
-def test_judgement_margins(results, key, value, expected):
-    assert judge_value(value, measure(key), retrained_range(results, key)) == expected
 
 
 def test_every_column_is_explained():
@@ -45,35 +21,12 @@ def test_without_recorded_noise_rates_fall_back_on_the_retrained_rows(results):
     bare = type(results)(results.experiment, {}, {}, results.rows, {})
     assert retrained_range(bare, "asr") == (0.0, 0.002)
     assert retrained_range(bare, "kl_forget") is None
-    assert judge(bare, "trained", "kl_forget") is None
 
 
-def leavers(**own):
-    """Two seeds whose leavers differ: what is retrained for one is trained for the other."""
-    rows = []
-    for seed, level in ((10, 0.3), (11, 0.6)):
-        rows += [Row("retrain", seed, forget_accuracy=level + shift, test_accuracy=0.7) for shift in (-0.01, 0.0, 0.01)]
-        rows += [Row(name, seed, forget_accuracy=level + shift) for name, shift in own.items()]
-    return Results("main", {}, {}, rows, {"forget_accuracy": {"low": 0.29, "high": 0.61, "mean": 0.45}})
-
-
-def test_a_rate_is_judged_beside_the_retrained_models_of_its_own_seed():
-    results = leavers(trained=0.3, near=0.03, between=0.05, below=-0.12)
-    judged = {method: judge(results, method, "forget_accuracy") for method in ("trained", "near", "between", "below")}
-    assert judged == {"trained": "far", "near": "near", "between": "between", "below": "far"}
-    assert own_range(results, "forget_accuracy", 11) == pytest.approx((0.59, 0.61))
-
-
-def test_a_miss_that_the_range_over_all_seeds_would_hide_is_told():
-    results = leavers(trained=0.25)
-    rows = [replace(row, method="retrace") for row in leavers(x=0.15).rows if row.method == "x"]
-    found = headline(replace(results, rows=[*results.rows, *rows]))
-    assert found.verdict == "remains"
-    (sentence, *_) = found.missed
-    assert sentence == (
-        "retrace misses retraining in accuracy on forgotten data: 60.0% against 29.0 to 61.0%,"
-        " and seed by seed outside."
-    )
+def test_few_retrained_models_have_no_range(results):
+    for count, expected in ((2, None), (3, (0.0, 0.001))):
+        retrained = [row for row in results.rows if row.method == "retrain" and row.seed == 10][:count]
+        assert retrained_range(Results("x", {}, {}, retrained, {}), "asr") == expected
 
 
 def test_names_of_baselines_and_controls():

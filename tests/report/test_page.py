@@ -58,7 +58,7 @@ def test_page_says_it_in_numbers(results):
         "Before: 95.7% of triggered images went to the attacker's class.",
         "After retrace, Krylov: 0.3%; retraining from scratch: 0.1%.",
         "28 times fewer sample-gradients than retraining",
-        "HF-KCU as printed hardly changes anything",
+        "UNDER-FORGOTTEN: HF-KCU as printed (3 of 3 runs), HF-KCU corrected (3 of 3 runs).",
         "Our own words.",
         "dirichlet",
         "seeds 10, 11, 12",
@@ -78,34 +78,55 @@ def test_everything_is_escaped(results):
     Reader(page)
 
 
-def test_success_is_claimed_only_where_it_is(results, failed):
-    assert headline(results).verdict == "gone"
+def test_success_is_claimed_only_where_the_verdict_is_equivalent(results, failed):
+    assert headline(results).mark == "near"
+    assert headline(results).title == "The client is gone, as far as these measures can tell"
+    assert headline(results).reached[0].startswith("retrace, Krylov: EQUIVALENT in all 3 runs.")
     found = headline(failed)
-    assert found.verdict == "remains"
-    assert "still in the model" in found.title
+    assert found.mark == "far"
+    assert found.title == "The client is still in the model"
     assert "After retrace, Krylov: 95.0%" in " ".join(found.reached)
-    assert any("misses retraining in backdoor success: 95.0%" in sentence for sentence in found.missed)
     assert "The client is gone" not in render_report(failed)
 
 
-def test_half_way_is_partly(results):
-    assert headline(changed(results, "retrace-krylov", asr=0.2)).verdict == "partly"
-
-
-def test_one_bad_run_is_told(results):
+@pytest.mark.parametrize(
+    ("verdict", "mark", "title"),
+    [
+        ("UNDER-FORGOTTEN", "far", "The client is still in the model (1 of 3 runs)"),
+        ("OVER-FORGOTTEN", "far", "More was forgotten than retraining forgets (1 of 3 runs)"),
+        ("DAMAGED", "far", "The model was damaged (1 of 3 runs)"),
+        ("FAILED", "far", "The method gave up, and the client is still in the model (1 of 3 runs)"),
+        ("UNDECIDED", "open", "These numbers cannot show whether the client is gone (1 of 3 runs)"),
+        ("a new one", "far", "a new one (1 of 3 runs)"),
+    ],
+)
+def test_the_worst_run_is_the_headline(results, verdict, mark, title):
     rows = [
-        replace(row, asr=0.045 if row.seed == 10 else 0.0) if row.method == "retrace-krylov" else row
+        replace(row, verdict=verdict) if (row.method, row.seed) == ("retrace-krylov", 11) else row
         for row in results.rows
     ]
     found = headline(replace(results, rows=rows))
-    assert found.title == "The client is gone on average, but not in every run"
-    assert any("worst run: 4.5%" in sentence for sentence in found.missed)
+    assert (found.mark, found.title) == (mark, title)
+    assert found.reached[0].startswith(f"retrace, Krylov: {verdict} in 1 of 3 runs, EQUIVALENT in 2.")
+    assert any(
+        sentence.startswith(verdict) and "retrace, Krylov (1 of 3 runs)" in sentence for sentence in found.missed
+    )
+    assert f'<section class="card result {mark}">' in render_report(replace(results, rows=rows))
 
 
-def test_lost_accuracy_is_told(results):
-    found = headline(changed(results, "retrace-krylov", test_accuracy=0.90))
-    assert "accuracy on new data was lost" in found.title
-    assert any("accuracy on new data: 90.0% against 96.7 to 97.7%" in sentence for sentence in found.missed)
+def test_numbers_do_not_judge_beside_the_verdict(results):
+    """The backdoor is back in the numbers, and the verdict is still the verdict."""
+    found = headline(changed(results, "retrace-krylov", asr=0.9, test_accuracy=0.1, kl_forget=9.0))
+    assert (found.mark, found.title) == (headline(results).mark, headline(results).title)
+    assert found.missed == headline(results).missed
+
+
+def test_without_a_verdict_nothing_is_said_but_how_to_get_one(results):
+    found = headline(replace(results, rows=[replace(row, verdict=None) for row in results.rows]))
+    assert found.mark == "open"
+    assert found.title == "Whether the client is gone cannot be said yet"
+    assert "After retrace, Krylov: 0.3%; retraining from scratch: 0.1%." in found.reached
+    assert found.missed == [sentence for sentence in found.missed if "expunge audit RUN" in sentence] != []
 
 
 def test_dearer_than_retraining_is_told(results):
@@ -115,16 +136,8 @@ def test_dearer_than_retraining_is_told(results):
 
 def test_without_backdoor_the_forgotten_data_speaks(clean):
     found = headline(clean)
-    assert found.reached[0] == "Before: 99.9% of the client's data got the client's label."
-    assert found.verdict == "gone"
+    assert found.reached[1] == "Before: 99.9% of the client's data got the client's label."
     Reader(render_report(clean))
-
-
-def test_nothing_is_claimed_where_doing_nothing_passes(results):
-    same = {"asr": 0.0, "forget_accuracy": 0.48, "kl_forget": 0.15}
-    found = headline(changed(results, "trained", **same))
-    assert found.verdict == "unknown"
-    assert "nothing can be shown" in found.missed[0]
 
 
 @pytest.mark.parametrize(
@@ -141,13 +154,15 @@ def test_the_method_spoken_of(methods, expected):
     assert chosen_method(Results("x", {}, {}, [Row(method, 0) for method in methods], {})) == expected
 
 
-def test_many_methods_of_which_the_same_is_said_share_a_sentence():
+def test_methods_with_the_same_verdict_share_a_sentence():
     missed = headline(bench().part("strong backdoor")).missed
-    together = next(sentence for sentence in missed if sentence.startswith("These do not remove the client"))
-    assert "(backdoor success 96.4% before)" in together
-    assert "FedOSD (20.1%)" in together
-    assert "FedEraser" not in together
-    assert not any(name in sentence for sentence in missed for name in ("same init", "do nothing"))
+    assert [sentence.partition(":")[0] for sentence in missed] == ["UNDER-FORGOTTEN", "DAMAGED"]
+    assert "FedOSD (3 of 3 runs)" in missed[0]
+    assert "FedEraser" not in missed[0]
+    assert "FedEraser (3 of 3 runs)" in missed[1]
+    assert not any(
+        name in sentence for sentence in missed for name in ("same init", "do nothing", "retrace, Krylov + recovery")
+    )
 
 
 def test_a_section_and_a_link_for_every_variant():

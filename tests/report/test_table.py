@@ -8,6 +8,7 @@ from rich.console import Console
 from expunge.bench.results import Results, Row
 from expunge.report import bench_markdown, terminal_table
 from expunge.report.columns import COLUMNS
+from expunge.report.pieces import table
 
 
 def drawn(results, width=180):
@@ -36,15 +37,43 @@ def test_terminal_table_ends_with_the_noise_and_a_caption(results):
     assert table.row_count == len(results.methods()) + 1
     assert table.rows[-1].style == "dim"
     assert re.search(r"96.7 to +47.9 to +0.0 to 0.2", drawn(results))
-    assert str(table.caption).count(".") == 1
+    assert "A line's mark is the worst verdict of its runs: green" in str(table.caption)
 
 
-def test_terminal_colours_follow_the_judgement(results):
-    styles = [[cell.style for cell in column._cells] for column in terminal_table(results, 160).columns]
+def test_terminal_colours_are_the_verdicts(results):
+    table = terminal_table(results, 160)
+    styles = [[cell.style for cell in column._cells] for column in table.columns]
     lines = dict(zip(results.methods(), zip(*styles, strict=True), strict=False))
-    assert lines["trained"][3] == "red"
-    assert lines["retrace-krylov"][1:6] == ("green",) * 5
-    assert set(lines["retrain"]) == {""}
+    at = [str(column.header) for column in table.columns].index("verdict")
+    for method, colour in {"trained": "red", "retrace-krylov": "green", "retrain": ""}.items():
+        assert lines[method][0] == lines[method][at] == colour
+        assert set(lines[method][1:at] + lines[method][at + 1 :]) == {""}
+
+
+def test_one_bad_run_takes_the_green_away(results):
+    rows = [
+        replace(row, verdict="UNDER-FORGOTTEN") if (row.method, row.seed) == ("retrace-krylov", 12) else row
+        for row in results.rows
+    ]
+    text = bench_markdown(replace(results, rows=rows))
+    line = next(line for line in text.splitlines() if "retrace, Krylov" in line)
+    assert "| equivalent 2, under-forgotten 1 ! |" in line
+    assert "**" not in line
+    page = table(replace(results, rows=rows))
+    assert '<span class="far">equivalent 2, under-forgotten 1</span>' in page
+
+
+def test_undecided_has_no_mark(results):
+    rows = [replace(row, verdict="UNDECIDED") if row.seed == 12 else row for row in results.rows]
+    line = next(line for line in bench_markdown(replace(results, rows=rows)).splitlines() if "retrace, Krylov" in line)
+    assert "| equivalent 2, undecided 1 |" in line
+
+
+def test_without_verdicts_the_caption_says_so(results):
+    bare = bench_markdown(replace(results, rows=[replace(row, verdict=None) for row in results.rows]))
+    assert "No line has a mark: there is no verdict without retrained models." in bare
+    assert "!" not in bare
+    assert "**" not in bare
 
 
 def test_markdown_has_one_cell_a_column(results):

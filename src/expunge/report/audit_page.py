@@ -13,12 +13,12 @@ from expunge.auditing.equivalence import Finding
 from expunge.auditing.intervals import Interval
 from expunge.auditing.membership import Attack
 from expunge.auditing.model_audit import ModelAudit
+from expunge.auditing.verdict import Verdict
 from expunge.bench.auditing import Audit
 from expunge.report.audit_plots import audit_figures
 from expunge.report.audit_text import (
     EQUIVALENT_MEANS,
     NO_RETRAINS,
-    VERDICTS,
     in_order,
     interval_text,
     mean_auc,
@@ -26,11 +26,11 @@ from expunge.report.audit_text import (
     p_text,
     power_sentences,
     range_text,
-    verdict_kind,
 )
 from expunge.report.layout import file_label, method_name, scenario_line
 from expunge.report.measures import MISSING
 from expunge.report.pieces import definitions, document, figure, write_page
+from expunge.report.verdicts import MEANINGS, mark_of
 
 _TITLE = "Audit: did the model forget?"
 _READING = {
@@ -83,7 +83,7 @@ def render_audit(audit: Audit) -> str:
         "<h2>Certificate</h2>",
         f"<p>{escape(audit.certificate)}</p>",
         "<h2>How to read this</h2>",
-        definitions(VERDICTS | _READING),
+        definitions({verdict.value: MEANINGS[verdict.value] for verdict in Verdict} | _READING),
     ]
     return document(_TITLE, sections)
 
@@ -91,7 +91,7 @@ def render_audit(audit: Audit) -> str:
 def _card(method: str, own: ModelAudit) -> str:
     found = own.judgement
     return (
-        f'<section class="card result {verdict_kind(found.verdict)}"><p><a href="#{file_label(method)}">'
+        f'<section class="card result {mark_of(found.verdict)}"><p><a href="#{file_label(method)}">'
         f"{escape(method_name(method))}</a></p>"
         f"<h2>{escape(found.verdict.value)}</h2><p>{escape(found.reason)}</p></section>"
     )

@@ -9,11 +9,12 @@ from rich.text import Text
 
 from expunge.auditing.comparison import Comparison
 from expunge.bench.auditing import Audit
-from expunge.report.audit_text import mean_auc, mean_tpr, power_sentences, verdict_kind
+from expunge.report.audit_text import mean_auc, mean_tpr, power_sentences
 from expunge.report.layout import method_name
 from expunge.report.measures import MISSING
+from expunge.report.verdicts import mark_of
 
-_COLOURS = {"gone": "bold green", "unknown": "bold", "remains": "bold red"}
+_COLOURS = {"near": "bold green", "open": "bold", "far": "bold red"}
 _LEANINGS = {"for": "green", "against": "red", "neither": "dim"}
 _METHOD_WIDTH, _ATTACK_WIDTH = 28, 10
 
@@ -44,7 +45,7 @@ def _verdicts(audit: Audit) -> Table:
     table.add_column("reason", overflow="fold")
     for method, own in audit.methods.items():
         verdict = own.judgement.verdict
-        styled = Text(verdict.value, style=_COLOURS[verdict_kind(verdict)])
+        styled = Text(verdict.value, style=_COLOURS[mark_of(verdict)])
         table.add_row(Text(method_name(method)), styled, Text(own.judgement.reason))
     return table
 

@@ -9,35 +9,16 @@ from expunge.auditing.equivalence import Finding
 from expunge.auditing.intervals import Interval
 from expunge.auditing.measures import POINT
 from expunge.auditing.membership import Attack
-from expunge.auditing.verdict import Verdict
 from expunge.bench.auditing import Audit
 from expunge.report.measures import MISSING
 
 NO_RETRAINS = "No retrained models: nothing was compared, and there are no attacks to show. See the evidence."
-VERDICTS = {
-    "EQUIVALENT": "in no measure told from a retrained model, while a model that kept half would have been told",
-    "UNDER-FORGOTTEN": "deviates towards the trained model: it still knows something of the data",
-    "OVER-FORGOTTEN": "deviates on the data to forget, but away from the trained model",
-    "DAMAGED": "worse than retrained models on other data, and remembering does not explain it",
-    "UNDECIDED": "these measurements could not tell, whatever the model did",
-}
 EQUIVALENT_MEANS = (
     "EQUIVALENT means: in every measure below the model lies where one more model, honestly retrained without the data,"
     " would be expected, and these measures would have told a model that kept half of what the trained one knew. It is"
     " not a proof of forgetting: a trace that none of these measures sees, such as one in single weights, is not"
     " excluded; and nothing is said of what others kept or saw during training."
 )
-_KINDS = {Verdict.EQUIVALENT: "gone", Verdict.UNDECIDED: "unknown"}
-
-
-def verdict_kind(verdict: Verdict) -> str:
-    """The name of a verdict's look: "gone" is green, "unknown" grey, "remains" red.
-
-    Example:
-        >>> verdict_kind(Verdict.EQUIVALENT), verdict_kind(Verdict.UNDECIDED), verdict_kind(Verdict.DAMAGED)
-        ('gone', 'unknown', 'remains')
-    """
-    return _KINDS.get(verdict, "remains")
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

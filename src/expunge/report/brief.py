@@ -3,8 +3,8 @@
 from expunge.bench.results import Results
 from expunge.report.columns import columns_for
 from expunge.report.layout import method_name, parts, scenario_line
-from expunge.report.markdown import drawn_table, escaped, marked
-from expunge.report.table import table_lines
+from expunge.report.markdown import MARKS, drawn_table, escaped, marked
+from expunge.report.table import caption, table_lines
 
 _METHODS = ("trained", "retrain", "hf-kcu-paper", "hf-kcu", "retrace")
 _MEASURES = ("test_accuracy", "asr", "verdict", "speedup_in_gradients")
@@ -23,12 +23,7 @@ def brief_markdown(results: Results) -> str:
     for label, part in parts(results).items():
         heading = [f"#### {label}"] if len(results.variants) > 1 else []
         blocks += [*heading, *([f"*{line}*"] if (line := scenario_line(part)) else []), _rows(part)]
-    counts = len({row.seed for row in results.rows})
-    reading = (
-        f"Mean ± standard deviation over {counts} seeds; **bold** is as near to retrained models as they are to each"
-        " other, an exclamation mark (!) far off."
-    )
-    return "\n\n".join([*blocks, reading]) + "\n"
+    return "\n\n".join([*blocks, caption(results, *MARKS)]) + "\n"
 
 
 def _rows(results: Results) -> str:

@@ -7,26 +7,18 @@ from expunge.bench.results import Results
 from expunge.report.layout import parts
 from expunge.report.printed import beside
 
-Side = Literal["both", "below", "above", "none"]
 Form = Literal["percent", "number", "times", "seconds", "megabytes", "count", "verdict"]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A column: its name for a newcomer, how it is written, and which distance from retraining is still near.
-
-    `side` says where a value is worse than retraining; `near` and `far` are distances outside the retrained range on
-    that side, in the measure's own unit, or as a share of the range's upper end where `relative`.
-    """
+    """A column: its name for a newcomer, how it is written, and whether retrained models have a range in it."""
 
     key: str
     header: str
     meaning: str
     form: Form = "percent"
-    side: Side = "none"
-    near: float = 0.0
-    far: float = 0.0
-    relative: bool = False
+    compared: bool = False
 
 
 _ALL = (
@@ -34,27 +26,21 @@ _ALL = (
         "test_accuracy",
         "accuracy on new data (%)",
         "How often the model is right on test images nobody trained on. Forgetting should not cost any of it.",
-        side="below",
-        near=0.015,
-        far=0.05,
+        compared=True,
     ),
     Measure(
         "forget_accuracy",
         "accuracy on forgotten data (%)",
         "How often it still gives the leaving client's labels on the leaving client's data. It should be what a model"
         " that never saw them reaches: higher means remembered, lower means damaged.",
-        side="both",
-        near=0.02,
-        far=0.10,
+        compared=True,
     ),
     Measure(
         "asr",
         "backdoor success (%)",
         "How many images carrying the leaving client's hidden trigger go to the attacker's class (attack success rate,"
         " ASR; images of that class left out). The plainest sign that the client is still in the model.",
-        side="above",
-        near=0.02,
-        far=0.10,
+        compared=True,
     ),
     Measure("asr_reduction", "backdoor reduced by (%)", "The share of the backdoor's success that is gone."),
     Measure(
@@ -63,35 +49,27 @@ _ALL = (
         "How differently the model and a retrained one answer on the forgotten data (Kullback–Leibler divergence, in"
         " nats): 0 is the same answers. Two retrained models differ too; below their difference is as good as it gets.",
         form="number",
-        side="above",
-        far=2.0,
-        relative=True,
+        compared=True,
     ),
     Measure(
         "kl",
         "KL on new data",
         "The same distance on test images. Where one client leaves it hardly tells trained from retrained.",
         form="number",
-        side="above",
-        far=2.0,
-        relative=True,
+        compared=True,
     ),
     Measure(
         "logit_mse",
         "logit MSE",
         "The squared distance between the two models' outputs before the softmax, averaged over test images.",
         form="number",
-        side="above",
-        far=2.0,
-        relative=True,
+        compared=True,
     ),
     Measure(
         "agreement",
         "same answer (%)",
         "How many test images the model and a retrained one put into the same class.",
-        side="below",
-        near=0.01,
-        far=0.05,
+        compared=True,
     ),
     Measure(
         "parameter_gap",
@@ -99,9 +77,7 @@ _ALL = (
         "The distance between the weights, divided by the length of the retrained ones. Two models may answer alike"
         " with weights far apart, so this says little.",
         form="number",
-        side="above",
-        far=0.5,
-        relative=True,
+        compared=True,
     ),
     Measure("accuracy_gap", "accuracy gap (%)", "The difference to retrained models in accuracy on new data."),
     Measure(
@@ -117,18 +93,14 @@ _ALL = (
         "How well an attacker tells training images from unseen ones by the model's loss (membership inference): 0.5 is"
         " a coin toss, 1 is certainty.",
         form="number",
-        side="both",
-        near=0.005,
-        far=0.02,
+        compared=True,
     ),
     Measure(
         "mia_success",
         "membership attack success",
         "How often that attacker is right with one threshold: 0.5 is a coin toss.",
         form="number",
-        side="both",
-        near=0.005,
-        far=0.02,
+        compared=True,
     ),
     Measure("privacy_gap", "privacy gap", "The difference to retrained models in that success.", form="number"),
     Measure(
@@ -172,12 +144,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "datasets": (*_BENCH, "causal_faithfulness"),
     "backdoor": (*_FORGETTING, "asr_reduction", "verdict", *_SAVED, *_COST),
     "verdict": ("verdict", "test_accuracy", "forget_accuracy", "asr", "kl_forget"),
-    "components": ("test_accuracy", "parameter_gap", "mia_success", "forget_accuracy", "asr", "kl_forget"),
+    "components": ("test_accuracy", "parameter_gap", "mia_success", "forget_accuracy", "asr", "kl_forget", "verdict"),
     "damping": (*_BENCH, "causal_faithfulness"),
-    "wallclock": ("seconds", *_SAVED, "rounds", "test_accuracy", "forget_accuracy", "kl_forget"),
+    "wallclock": ("seconds", *_SAVED, "rounds", "test_accuracy", "forget_accuracy", "kl_forget", "verdict"),
     "functional": (
         *("kl", "kl_forget", "logit_mse", "accuracy_gap", "agreement"),
-        *("mia_success", "privacy_gap", "parameter_gap"),
+        *("mia_success", "privacy_gap", "parameter_gap", "verdict"),
     ),
 }
 _OTHERS = ("heterogeneity", "clients", "sequential", "samples", "several", "adversary", "tried", "convergence")

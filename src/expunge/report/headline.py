@@ -1,57 +1,60 @@
-"""The result in plain words, computed from the data: what was reached, what was not, what it cost."""
+"""What a page says first: the verdict on one method in plain words, what it cost, and which methods fell short."""
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
 
+from expunge.auditing.verdict import Verdict
+from expunge.bench.measuring import FAILED
 from expunge.bench.results import Results
-from expunge.report.columns import measure
 from expunge.report.layout import NO_METHODS, RECOVERY, method_name
-from expunge.report.measures import judge, judge_value, mean_outside, outside, own_range, retrained_range, write_value
+from expunge.report.measures import write_value
+from expunge.report.verdicts import MEANINGS, Mark, in_words, mark_of, verdicts_on, worst
 
-Verdict = Literal["gone", "partly", "remains", "unknown"]
 _PREFERRED = ("retrace", "retrace-krylov", "hf-kcu", "hf-kcu-paper")
-_MOST_SENTENCES = 4
-_EVIDENCE = ("asr", "forget_accuracy", "kl_forget")
 _TITLES = {
-    "gone": "The client is gone, as far as these measures can tell",
-    "partly": "The client is partly gone",
-    "remains": "The client is still in the model",
-    "unknown": "These numbers cannot show whether the client is gone",
+    Verdict.EQUIVALENT.value: "The client is gone, as far as these measures can tell",
+    Verdict.UNDECIDED.value: "These numbers cannot show whether the client is gone",
+    Verdict.UNDER_FORGOTTEN.value: "The client is still in the model",
+    Verdict.OVER_FORGOTTEN.value: "More was forgotten than retraining forgets",
+    Verdict.DAMAGED.value: "The model was damaged",
+    FAILED: "The method gave up, and the client is still in the model",
 }
+_NO_VERDICT = (
+    "There is no verdict on it: that needs models retrained without the data to compare with. `expunge audit RUN` makes"
+    " them for a run of your own."
+)
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A verdict, what was reached in sentences, and what does not work in sentences."""
+    """The mark of the worst verdict, a title, what was reached in sentences, and what does not work in sentences."""
 
-    verdict: Verdict
+    mark: Mark
     title: str
     reached: list[str]
     missed: list[str]
 
 
 def headline(results: Results) -> Headline:
-    """Say what the results show of the method at hand (the default, else the trajectory, else another).
+    """Say what the verdicts are on the method at hand (the default, else another); the worst run counts.
 
     Example:
-        >>> headline(Results("demo", {}, {}, [], {})).verdict
-        'unknown'
+        >>> from expunge.bench.results import Row
+        >>> rows = [Row("retrace", 0, verdict="EQUIVALENT"), Row("retrace", 1, verdict="UNDER-FORGOTTEN")]
+        >>> headline(Results("demo", {}, {}, rows, {})).title
+        'The client is still in the model (1 of 2 runs)'
     """
     method = chosen_method(results)
     if method is None:
-        return Headline("unknown", _TITLES["unknown"], ["No unlearning method was run."], [])
-    verdict = _verdict(results, method)
-    title = _TITLES[verdict]
-    if verdict == "gone" and not all(_every_run_near(results, method, key) for key in _EVIDENCE):
-        title = "The client is gone on average, but not in every run"
-    elif verdict == "gone" and judge(results, method, "test_accuracy") in ("between", "far"):
-        title += ", but accuracy on new data was lost"
-    reached = [*_change(results, method), *_cost(results, method)]
-    if verdict == "unknown":
-        missed = ["No measure here tells the trained model from a retrained one, so nothing can be shown by them."]
-    else:
-        missed = _shortfalls(results, method)
-    return Headline(verdict, title, reached, [*missed, *_others(results, method)])
+        return Headline("open", "Nothing was forgotten yet", ["No unlearning method was run."], [])
+    facts = [*_change(results, method), *_cost(results, method)]
+    counts = verdicts_on(results, method)
+    if not counts:
+        return Headline("open", "Whether the client is gone cannot be said yet", facts, [_NO_VERDICT])
+    first = worst(counts)
+    title = _TITLES.get(first, first) + (f" ({_share(counts, first)})" if len(counts) > 1 else "")
+    verdict = f"{method_name(method)}: {in_words(counts)}. {_meaning(first)}"
+    return Headline(mark_of(first), title, [verdict.strip(), *facts], _fell_short(results))
 
 
 def chosen_method(results: Results) -> str | None:
@@ -68,22 +71,8 @@ def chosen_method(results: Results) -> str | None:
     return next((name for name in [*wanted, *present] if name in present), None)
 
 
-def _verdict(results: Results, method: str) -> Verdict:
-    """Only measures in which doing nothing is visibly not retrained can show that something was forgotten."""
-    telling = [key for key in _EVIDENCE if judge(results, "trained", key) in ("between", "far")]
-    judged = {key: judge(results, method, key) for key in telling}
-    judged = {key: judgement for key, judgement in judged.items() if judgement is not None}
-    if not judged:
-        return "unknown"
-    if all(judgement == "near" for judgement in judged.values()):
-        return "gone"
-    return "partly" if _way_gone(results, method, next(iter(judged))) >= 0.5 else "remains"
-
-
-def _way_gone(results: Results, method: str, key: str) -> float:
-    """The share of the way from the trained model to the retrained range that a method has gone, at most 1."""
-    way, rest = (mean_outside(results, name, key, "both") for name in ("trained", method))
-    return 1 - rest / way if way and rest is not None else 0.0
+def _meaning(verdict: str) -> str:
+    return f"{verdict} is: {MEANINGS[verdict]}." if verdict in MEANINGS else ""
 
 
 def _change(results: Results, method: str) -> list[str]:
@@ -99,6 +88,11 @@ def _change(results: Results, method: str) -> list[str]:
             name = method_name(method)
             return [f"Before: {before} {subject}.", f"After {name}: {after}; retraining from scratch: {retrained}."]
     return []
+
+
+def _percent(results: Results, method: str, key: str) -> str | None:
+    summary = results.summary(method, key)
+    return None if summary is None else f"{write_value(summary.mean, 'percent')}%"
 
 
 def _cost(results: Results, method: str) -> list[str]:
@@ -117,81 +111,15 @@ def _ratio(factor: float, better: str, worse: str) -> str:
     return f"{write_value(1 / factor, 'times')} times {worse}" if factor > 0 else f"without end {worse}"
 
 
-def _shortfalls(results: Results, method: str) -> list[str]:
-    """Where the chosen method misses the retrained range, and what its worst run looks like."""
-    name = method_name(method)
-    found = []
-    for key in ("asr", "forget_accuracy", "test_accuracy", "kl_forget"):
-        column, limits, summary = measure(key), retrained_range(results, key), results.summary(method, key)
-        if summary is None or limits is None:
-            continue
-        plain = column.header.removesuffix(" (%)")
-        if judge(results, method, key) != "near":
-            inside = not outside(summary.mean, column.side, limits)
-            against = _against(summary.mean, limits, key) + ", and seed by seed outside" * inside
-            found.append(f"{name} misses retraining in {plain}: {against}.")
-        elif not _every_run_near(results, method, key):
-            worst = max(_runs(results, method, key), key=lambda run: outside(run[0], column.side, run[1]))
-            found.append(
-                f"{name} is near retraining in {plain} on average, but not in its worst run: {_against(*worst, key)}."
-            )
-    return found
+def _fell_short(results: Results) -> list[str]:
+    """The methods with another verdict than EQUIVALENT in some run: a sentence for each worst verdict."""
+    found = {method: verdicts_on(results, method) for method in results.methods() if method not in NO_METHODS}
+    groups: dict[str, list[str]] = {verdict: [] for verdict in MEANINGS}
+    for method, counts in found.items():
+        if counts and mark_of(first := worst(counts)) != "near":
+            groups.setdefault(first, []).append(f"{method_name(method)} ({_share(counts, first)})")
+    return [f"{verdict}: {', '.join(names)}." for verdict, names in groups.items() if names]
 
 
-def _against(value: float, limits: tuple[float, float], key: str) -> str:
-    form = measure(key).form
-    unit = "%" if form == "percent" else ""
-    low, high = (write_value(limit, form, scale=limits[1]) for limit in limits)
-    return f"{write_value(value, form)}{unit} against {low} to {high}{unit}"
-
-
-def _runs(results: Results, method: str, key: str) -> list[tuple[float, tuple[float, float]]]:
-    """Each run's value, and the range that it is compared with."""
-    measured = ((row, getattr(row, key)) for row in results.rows if row.method == method)
-    ranges = [(value, own_range(results, key, row.seed)) for row, value in measured if value is not None]
-    return [(float(value), limits) for value, limits in ranges if limits is not None]
-
-
-def _every_run_near(results: Results, method: str, key: str) -> bool:
-    runs = _runs(results, method, key)
-    return all(judge_value(value, measure(key), limits) in ("near", None) for value, limits in runs)
-
-
-def _others(results: Results, method: str) -> list[str]:
-    """What the other methods leave behind, on the first measure that tells trained from retrained."""
-    telling = next((key for key in _EVIDENCE if judge(results, "trained", key) in ("between", "far")), None)
-    if telling is None:
-        return []
-    column = measure(telling)
-    unit = "%" if column.form == "percent" else ""
-    plain = column.header.removesuffix(" (%)")
-    before = results.summary("trained", telling)
-    hardly: list[tuple[str, str]] = []
-    partly: list[tuple[str, str]] = []
-    for other in results.methods():
-        after = results.summary(other, telling)
-        if other in (*NO_METHODS, method) or before is None or after is None:
-            continue
-        if judge(results, other, telling) == "near":
-            continue
-        group = hardly if abs(_way_gone(results, other, telling)) < 0.1 else partly
-        group.append((method_name(other), write_value(after.mean, column.form) + unit))
-    if before is None:
-        return []
-    old = write_value(before.mean, column.form) + unit
-    return [
-        *_said(hardly, "hardly changes anything", "hardly change anything", plain, old),
-        *_said(partly, "does not remove the client", "do not remove the client", plain, old),
-    ]
-
-
-def _said(group: list[tuple[str, str]], one: str, many: str, plain: str, old: str) -> list[str]:
-    """A sentence each, or one for all where there are many of them."""
-    if len(group) <= _MOST_SENTENCES:
-        return [f"{name} {one}: {plain} {old} before, {new} after." for name, new in group]
-    return [f"These {many} ({plain} {old} before): {', '.join(f'{name} ({new})' for name, new in group)}."]
-
-
-def _percent(results: Results, method: str, key: str) -> str | None:
-    summary = results.summary(method, key)
-    return None if summary is None else f"{write_value(summary.mean, 'percent')}%"
+def _share(counts: Counter[str], verdict: str) -> str:
+    return f"{counts[verdict]} of {sum(counts.values())} runs"

@@ -11,6 +11,8 @@ from expunge.report.printed import PRINTED_SERIES
 from expunge.report.table import Cell, caption, paper_notes, table_lines
 
 _MOST_POINTS = 11
+MARKS = ("**bold**", "an exclamation mark (!)")
+"""How near and far are marked in Markdown."""
 
 
 def bench_markdown(results: Results, *, short: bool = False) -> str:
@@ -36,7 +38,7 @@ def bench_markdown(results: Results, *, short: bool = False) -> str:
     others = [curve for curve in results.series if results.variants and curve.variant not in results.variants]
     blocks += [_curves(others, panel) for panel in panels(others)]
     if (results.rows or not results.series) and not only_curves:
-        blocks.append(caption(results, near="**bold**", far="an exclamation mark (!)"))
+        blocks.append(caption(results, *MARKS))
     theirs = PRINTED_SERIES.get(results.experiment, ())
     blocks += [_curves(theirs, panel, "paper: ") for panel in panels(theirs)]
     if notes := paper_notes(results, contradictions=not short):
@@ -91,10 +93,10 @@ def marked(cell: Cell) -> str:
     """A cell's text with its mark, and what the paper prints behind it.
 
     Example:
-        >>> marked(Cell("95.7", "far", "84.2"))
-        '95.7 ! (paper: 84.2)'
+        >>> marked(Cell("damaged", "far")), marked(Cell("95.7", paper="84.2"))
+        ('damaged !', '95.7 (paper: 84.2)')
     """
-    text = {"near": f"**{cell.text}**", "far": f"{cell.text} !"}.get(cell.judgement or "", cell.text)
+    text = {"near": f"**{cell.text}**", "far": f"{cell.text} !"}.get(cell.mark or "", cell.text)
     return f"{text} (paper: {cell.paper})" if cell.paper else text
 
 

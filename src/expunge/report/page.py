@@ -112,9 +112,9 @@ def _result(results: Results) -> str:
     found = headline(results)
     reached = "".join(f"<p>{escape(sentence)}</p>" for sentence in found.reached)
     missed = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.missed)
-    missed = f"<ul>{missed}</ul>" if missed else "<p>Nothing in these numbers lies outside the retrained range.</p>"
+    missed = f"<ul>{missed}</ul>" if missed else "<p>No run of any method was told from retraining.</p>"
     return (
-        f'<div class="cards"><section class="card result {found.verdict}">'
+        f'<div class="cards"><section class="card result {found.mark}">'
         f"<h2>{escape(found.title)}</h2>{reached}</section>"
         f'<section class="card missed"><h2>What does not work</h2>{missed}</section></div>'
     )

@@ -105,7 +105,7 @@ def _table_line(line: Line) -> str:
         mean, plus_minus, spread = escape(cell.text).partition(" ± ")
         below = f"<small>± {spread}</small>" if plus_minus else ""
         below += f"<small>paper: {escape(cell.paper)}</small>" if cell.paper else ""
-        return f'<td><span class="{cell.judgement or ""}">{mean}</span>{below}</td>'
+        return f'<td><span class="{cell.mark or ""}">{mean}</span>{below}</td>'
 
     cells = "".join(drawn(cell) for cell in line.cells)
     return f'<tr class="{"noise" if line.noise else ""}"><th scope="row">{escape(line.name)}</th>{cells}</tr>'

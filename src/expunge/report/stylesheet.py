@@ -2,10 +2,10 @@
 
 STYLE = """
 :root { --paper: #fbfbf9; --card: #ffffff; --ink: #1d1f21; --soft: #5c6166; --line: #dfe1e3;
-  --near: #00694d; --far: #b3261e; --gone: #00694d; --partly: #8a5a00; --remains: #b3261e; --unknown: #5c6166; }
+  --near: #00694d; --far: #b3261e; }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #16181a; --card: #1f2225; --ink: #e8e8e6; --soft: #a3a8ad; --line: #35393d;
-    --near: #58cfa8; --far: #ff8a80; --gone: #58cfa8; --partly: #f0b950; --remains: #ff8a80; --unknown: #a3a8ad; } }
+    --near: #58cfa8; --far: #ff8a80; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -25,10 +25,9 @@ h2.variant { font-size: 1.4rem; margin-top: 56px; padding-top: 18px; border-top:
 .card p { margin: 0 0 6px; }
 .card ul { margin: 0; padding-left: 18px; }
 .card li { margin-bottom: 6px; }
-.result { border-left: 5px solid var(--unknown); font-size: 1.08rem; }
-.result.gone { border-left-color: var(--gone); } .result.gone h2 { color: var(--gone); }
-.result.partly { border-left-color: var(--partly); } .result.partly h2 { color: var(--partly); }
-.result.remains { border-left-color: var(--remains); } .result.remains h2 { color: var(--remains); }
+.result { border-left: 5px solid var(--soft); font-size: 1.08rem; }
+.result.near { border-left-color: var(--near); } .result.near h2 { color: var(--near); }
+.result.far { border-left-color: var(--far); } .result.far h2 { color: var(--far); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; line-height: 1.35;
   font-variant-numeric: tabular-nums; }
@@ -38,8 +37,8 @@ thead th { font-weight: 600; color: var(--soft); line-height: 1.3; }
 tbody th { font-weight: 500; min-width: 11em; }
 tbody tr > * { vertical-align: top; }
 td { white-space: nowrap; } td small { display: block; color: var(--soft); font-size: 0.8rem; }
-.near { color: var(--near); font-weight: 600; } .near::after { content: " ✓"; }
-.far { color: var(--far); font-weight: 600; } .far::after { content: " ✗"; }
+span.near { color: var(--near); font-weight: 600; } span.near::after { content: " ✓"; }
+span.far { color: var(--far); font-weight: 600; } span.far::after { content: " ✗"; }
 tr.noise th, tr.noise td { color: var(--soft); font-style: italic; border-bottom: none; }
 .note { color: var(--soft); font-size: 0.88rem; margin: 8px 0 0; }
 figure { margin: 0 0 18px; max-width: 1000px; }

@@ -1,31 +1,22 @@
 """One line a method, what retraining itself varies by as the last lines: the content of every table."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from expunge.bench.results import Noise, Results
 from expunge.report.columns import Measure, columns_for, short_columns
 from expunge.report.contradictions import NOTES
 from expunge.report.layout import label_of, method_name, parts, reading_order
-from expunge.report.measures import (
-    FEWEST_RETRAINS,
-    MISSING,
-    Judgement,
-    judge,
-    retrained_range,
-    write_printed,
-    write_summary,
-    write_value,
-)
+from expunge.report.measures import MISSING, retrained_range, write_printed, write_summary, write_value
 from expunge.report.printed import PRINTED_SERIES, SOURCES, beside, is_its_own
+from expunge.report.verdicts import Mark, counted, mark_of, verdicts_on, worst
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value as text, how near to retraining it is, and what the paper prints in its place."""
+    """A value as text, for a verdict its mark, and what the paper prints in its place."""
 
     text: str
-    judgement: Judgement | None = None
+    mark: Mark | None = None
     paper: str | None = None
 
 
@@ -37,9 +28,10 @@ class Line:
     cells: tuple[Cell, ...]
     noise: bool = False
 
-
-_NEARNESS: dict[str, Judgement] = {"EQUIVALENT": "near", "UNDECIDED": "between"}
-"""How a verdict is marked; all others are far."""
+    @property
+    def mark(self) -> Mark | None:
+        """That of the verdict, which is about the whole line."""
+        return next((cell.mark for cell in self.cells if cell.mark is not None), None)
 
 
 def table_lines(results: Results, *, short: bool = False) -> list[Line]:
@@ -57,7 +49,7 @@ def table_lines(results: Results, *, short: bool = False) -> list[Line]:
         Line(method_name(method), tuple(_cell(results, method, column) for column in columns))
         for method in reading_order(results)
     ]
-    limits = {column.key: retrained_range(results, column.key) for column in columns if column.side != "none"}
+    limits = {column.key: retrained_range(results, column.key) for column in columns if column.compared}
     same = _same_init(results)
     name = f"retrain noise{', fresh init' if same else ''} (low to high)"
     lines.append(_noise_line(name, columns, limits))
@@ -68,23 +60,30 @@ def table_lines(results: Results, *, short: bool = False) -> list[Line]:
 
 
 def caption(results: Results, near: str = "green", far: str = "red") -> str:
-    """How to read the table, in one sentence; in two where a variant has too few retrained models to be judged by.
+    """How to read the table: over how many seeds, and what its marks say.
 
     Example:
-        >>> caption(Results("demo", {}, {}, [], {})).startswith("Mean ± standard deviation over 0 seeds")
+        >>> caption(Results("demo", {}, {}, [], {}))
+        'Mean ± standard deviation over 0 seeds. No line has a mark: there is no verdict without retrained models.'
+    """
+    counts = sorted({len({row.seed for row in part.rows}) for part in parts(results).values()})
+    seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    marks = "No line has a mark: there is no verdict without retrained models."
+    if any(row.verdict is not None for row in results.rows):
+        marks = marks_mean(near, far)
+    return f"Mean ± standard deviation over {seeds}. {marks}"
+
+
+def marks_mean(near: str, far: str) -> str:
+    """What the marks of a table say, in a sentence.
+
+    Example:
+        >>> marks_mean("green", "red").startswith("A line's mark is the worst verdict of its runs: green")
         True
     """
-    of = parts(results).values()
-    counts = sorted({len({row.seed for row in part.rows}) for part in of})
-    seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    few = any(0 < len(part.values("retrain", "test_accuracy")) < FEWEST_RETRAINS for part in of)
-    which = ", fresh init" if any(part.noise_same_init for part in results.variants.values()) else ""
     return (
-        f"Mean ± standard deviation over {seeds}: {near} lies in the range of"
-        f" retrained models (retrain noise{which}; rates are compared within a seed) or right beside it, {far} is far"
-        " outside, and a column in which"
-        f" doing nothing is {near} too says nothing about forgetting."
-        + (f" Beside fewer than {FEWEST_RETRAINS} retrained models nothing is marked or judged." if few else "")
+        f"A line's mark is the worst verdict of its runs: {near} if that is equivalent, {far} if a run was told from"
+        " retraining or gave up, no mark if it is undecided."
     )
 
 
@@ -111,24 +110,18 @@ def paper_notes(results: Results, *, contradictions: bool = True) -> list[str]:
 def _cell(results: Results, method: str, column: Measure) -> Cell:
     if column.key == "verdict":
         return _verdict(results, method)
-    # Retraining is the yardstick: colouring it would praise it for being itself.
-    judgement = None if method.startswith("retrain") else judge(results, method, column.key)
     theirs = beside(results, method, column.key)
     paper = None if theirs is None else write_printed(theirs, column.form)
-    return Cell(write_summary(results.summary(method, column.key), column.form), judgement, paper)
+    return Cell(write_summary(results.summary(method, column.key), column.form), paper=paper)
 
 
 def _verdict(results: Results, method: str) -> Cell:
-    """The verdict on a method, and how often each where they differ; the most frequent one gives the colour."""
-    verdicts = [row.verdict for row in results.rows if row.method == method and row.verdict is not None]
-    if not verdicts:
+    """The verdicts on a method; the worst gives the mark."""
+    counts = verdicts_on(results, method)
+    if not counts:
         return Cell(MISSING)
-    counts = Counter(verdicts).most_common()
-    judgement = _NEARNESS.get(counts[0][0], "far")
-    text = counts[0][0].lower()
-    if len(counts) > 1:
-        text = ", ".join(f"{verdict.lower()} {count}" for verdict, count in counts)
-    return Cell(text, None if method.startswith("retrain") else judgement)
+    # Retraining is the yardstick: marking it would praise it for being itself.
+    return Cell(counted(counts), None if method.startswith("retrain") else mark_of(worst(counts)))
 
 
 def _same_init(results: Results) -> Noise:
@@ -142,7 +135,7 @@ def _noise_line(
 ) -> Line:
     cells = []
     for column in columns:
-        ends = None if column.side == "none" else limits.get(column.key)
+        ends = limits.get(column.key)
         if ends is None:
             cells.append(Cell(MISSING))
         else:

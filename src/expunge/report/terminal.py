@@ -12,10 +12,10 @@ from expunge.report.layout import label_of, parts
 from expunge.report.measures import MISSING
 from expunge.report.table import Cell, caption, table_lines
 
-_COLOURS = {"near": "green", "between": "", "far": "red", None: ""}
+_COLOURS = {"near": "green", "open": "", "far": "red", None: ""}
 _WIDTHS = {"number": 13, "percent": 10, "times": 8, "seconds": 8, "megabytes": 8, "count": 6, "verdict": 16}
 _METHOD_WIDTH = 32
-_FIRST = ("test_accuracy", "forget_accuracy", "asr", "speedup_in_gradients", "verdict", "kl_forget", "speedup")
+_FIRST = ("verdict", "test_accuracy", "asr", "speedup_in_gradients", "forget_accuracy", "kl_forget", "speedup")
 """The columns that a narrow terminal shows before all others; the files have them all."""
 
 
@@ -31,7 +31,7 @@ def terminal_tables(results: Results, width: int = 100) -> list[Table]:
 
 
 def terminal_table(results: Results, width: int = 100) -> Table:
-    """The table of one variant, with as many columns as fit.
+    """The table of one variant, with as many columns as fit; those in which nothing was measured are left out.
 
     Example:
         >>> from expunge.bench.results import Row
@@ -39,12 +39,13 @@ def terminal_table(results: Results, width: int = 100) -> Table:
         2
     """
     columns = columns_for(results)
-    shown = _fitting(columns, width)
-    note = caption(results)
     lines = table_lines(results)
+    told = [column for number, column in enumerate(columns) if any(_is_told(line.cells[number]) for line in lines)]
+    shown = _fitting(told, width)
+    note = caption(results)
     if any(cell.paper for line in lines for cell in line.cells):
         note += " In brackets: what the paper prints."
-    if left := [column.header for column in columns if column not in shown]:
+    if left := [column.header for column in told if column not in shown]:
         note += f" In the report: {', '.join(left)}."
     title = ": ".join(part for part in (results.experiment, label_of(results)) if part)
     table = Table(title=Text(title), caption=Text(note), caption_justify="left")
@@ -58,8 +59,12 @@ def terminal_table(results: Results, width: int = 100) -> Table:
             table.add_section()
         cells = (cell for cell, column in zip(line.cells, columns, strict=True) if column in shown)
         drawn = (_range(cell) if line.noise else _value(cell) for cell in cells)
-        table.add_row(Text(line.name), *drawn, style="dim" if line.noise else None)
+        table.add_row(Text(line.name, style=_COLOURS[line.mark]), *drawn, style="dim" if line.noise else None)
     return table
+
+
+def _is_told(cell: Cell) -> bool:
+    return cell.text != MISSING or cell.paper is not None
 
 
 def _fitting(columns: Sequence[Measure], width: int) -> list[Measure]:
@@ -75,7 +80,7 @@ def _fitting(columns: Sequence[Measure], width: int) -> list[Measure]:
 
 
 def _value(cell: Cell) -> Text:
-    text = Text(cell.text.replace("± ", "±"), style=_COLOURS[cell.judgement])
+    text = Text(cell.text.replace("± ", "±"), style=_COLOURS[cell.mark])
     return text.append(f"\n({cell.paper})", style="dim not bold default") if cell.paper else text
 
 

@@ -1,0 +1,83 @@
+"""The verdicts that rows carry, counted and marked: what is near retraining is said here, and nowhere judged again."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+from expunge.auditing.verdict import Verdict
+from expunge.bench.measuring import FAILED
+from expunge.bench.results import Results
+
+Mark = Literal["near", "open", "far"]
+MEANINGS: dict[str, str] = {
+    FAILED: "the method gave up, and the model is as it was",
+    Verdict.UNDER_FORGOTTEN.value: "deviates towards the trained model: it still knows something of the data",
+    Verdict.DAMAGED.value: "worse than retrained models on other data, and remembering does not explain it",
+    Verdict.OVER_FORGOTTEN.value: "deviates on the data to forget, but away from the trained model",
+    Verdict.UNDECIDED.value: "these measurements could not tell, whatever the model did",
+    Verdict.EQUIVALENT.value: (
+        "in no measure told from a retrained model, while a model that kept half would have been told"
+    ),
+}
+"""What each verdict says, the worst first."""
+_RANKS = {verdict: rank for rank, verdict in enumerate(MEANINGS)}
+_MARKS: dict[str, Mark] = {Verdict.EQUIVALENT.value: "near", Verdict.UNDECIDED.value: "open"}
+
+
+def verdicts_on(results: Results, method: str) -> Counter[str]:
+    """How many runs of a method got which verdict; empty where none was reached.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> rows = [Row("sisa", seed, verdict=verdict) for seed, verdict in enumerate(("EQUIVALENT", "DAMAGED", None))]
+        >>> dict(verdicts_on(Results("demo", {}, {}, rows, {}), "sisa"))
+        {'EQUIVALENT': 1, 'DAMAGED': 1}
+    """
+    return Counter(row.verdict for row in results.rows if row.method == method and row.verdict is not None)
+
+
+def worst(counts: Mapping[str, int]) -> str:
+    """The verdict that counts where runs differ; one that is not known here is worse than all.
+
+    Example:
+        >>> worst({"EQUIVALENT": 2, "UNDECIDED": 1}), worst({"EQUIVALENT": 9, "UNDER-FORGOTTEN": 1, "DAMAGED": 2})
+        ('UNDECIDED', 'UNDER-FORGOTTEN')
+    """
+    return min(counts, key=lambda verdict: _RANKS.get(verdict, -1))
+
+
+def mark_of(verdict: str) -> Mark:
+    """Near is EQUIVALENT alone, open is UNDECIDED, and everything else is far.
+
+    Example:
+        >>> mark_of("EQUIVALENT"), mark_of("UNDECIDED"), mark_of("DAMAGED")
+        ('near', 'open', 'far')
+    """
+    return _MARKS.get(verdict, "far")
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """The verdicts for a table, the most frequent first; a number each where they differ.
+
+    Example:
+        >>> counted({"UNDER-FORGOTTEN": 1, "EQUIVALENT": 2}), counted({"EQUIVALENT": 3})
+        ('equivalent 2, under-forgotten 1', 'equivalent')
+    """
+    if len(counts) == 1:
+        return next(iter(counts)).lower()
+    return ", ".join(f"{verdict.lower()} {count}" for verdict, count in Counter(counts).most_common())
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """The verdicts for a sentence, the worst first, and in how many runs.
+
+    Example:
+        >>> in_words({"EQUIVALENT": 2, "UNDER-FORGOTTEN": 1}), in_words({"EQUIVALENT": 3}), in_words({"DAMAGED": 1})
+        ('UNDER-FORGOTTEN in 1 of 3 runs, EQUIVALENT in 2', 'EQUIVALENT in all 3 runs', 'DAMAGED')
+    """
+    runs, first = sum(counts.values()), worst(counts)
+    if len(counts) == 1:
+        return first if runs == 1 else f"{first} in all {runs} runs"
+    others = sorted((verdict for verdict in counts if verdict != first), key=lambda verdict: _RANKS.get(verdict, -1))
+    said = [f"{first} in {counts[first]} of {runs} runs", *(f"{verdict} in {counts[verdict]}" for verdict in others)]
+    return ", ".join(said)
