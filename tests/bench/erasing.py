@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,14 +29,13 @@ from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
+from killing import killed
 
 SCENARIO = Scenario(
     model="softmax", clients=3, plan=TrainingPlan(rounds=1, epochs=1, batch_size=64, learning_rate=0.1), seed=2
 )
 LEAVER = "client-1"
 METHOD = "fine-tuning"
-OPERATIONS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "fcntl.flock"}
-"""Audit events of Python; each comes before the operation itself."""
 
 
 class Erasure:
@@ -115,41 +113,6 @@ class Erasure:
 
 def files(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file()]
-
-
-def killed(work: Callable[[], object], before: int | None = None, seconds: float | None = None) -> bool:
-    """Do the work in a fork that dies before its n-th file operation, or after so many seconds; whether it did."""
-    child = os.fork()
-    if child == 0:
-        if before is not None:
-            _die_before(before)
-        try:
-            work()
-        except SystemExit as left:
-            os._exit(left.code if isinstance(left.code, int) else 0)
-        except BaseException as problem:
-            print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    if seconds is not None:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
-    return os.WIFSIGNALED(status)
-
-
-def _die_before(number: int) -> None:
-    seen = 0
-
-    def hook(event: str, _arguments: object) -> None:
-        nonlocal seen
-        if event in OPERATIONS:
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
 
 
 def every(erasure: Erasure) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from expunge.unlearning.request import Request
 
 def outcome_of(place, *how):
     """Run the script that kills, and what it counted."""
-    places = [str(Path(erasing.__file__).parent), str(Path(expunge.__file__).parents[1])]
+    places = [str(Path(erasing.__file__).parents[1]), str(Path(expunge.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     script = [sys.executable, erasing.__file__, str(place), *map(str, how)]
     done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
@@ -139,8 +140,14 @@ class TestTwoAtOnce:
 
 def test_what_cannot_be_deleted_is_told(fresh, monkeypatch):
     """The old state is still there, and the next run knows that it does not count."""
-    monkeypatch.setattr("expunge.federation.keeping.files.shutil.rmtree", lambda *_, **__: None)
-    with pytest.raises(RequestError, match=r"cannot be deleted: remove it yourself"):
+    real = shutil.rmtree
+
+    def all_but_the_old_state(path, **how):
+        if Path(path).name != "state-1":
+            real(path, **how)
+
+    monkeypatch.setattr("expunge.federation.keeping.files.shutil.rmtree", all_but_the_old_state)
+    with pytest.raises(RequestError, match=r"state-1 cannot be deleted: remove it yourself"):
         fresh.erase()
     monkeypatch.undo()
     assert fresh.check() == "after"
@@ -157,17 +164,26 @@ def test_a_state_that_cannot_be_read_back_does_not_take_the_place_of_one_that_ca
 
 
 def test_what_dead_processes_left_is_gone_after_the_next_opening(fresh):
-    """Also where a process of another run has the number of the dead one."""
-    for parent in (fresh.copy, fresh.copy / "without-client-0"):
-        left = parent / f".staging-{os.getpid()}-x"
+    """Who has the lock is alone in the folder itself; beside the tries somebody may be writing a report."""
+    for parent, process in ((fresh.copy, os.getpid()), (fresh.copy / "without-client-0", 999999999)):
+        left = parent / f".staging-{process}-x"
         left.mkdir()
         (left / "memory.safetensors").write_bytes(fresh.traces[0])
     (fresh.copy / "state-7").mkdir()
     (fresh.copy / "state-7" / "memory.safetensors").write_bytes(fresh.traces[0])
-    aside = fresh.copy / "without-client-0" / ".staging-1-x.old-fine-tuning"
+    aside = fresh.copy / "without-client-0" / ".staging-999999999-x.old-fine-tuning"
     (fresh.copy / "without-client-0" / "fine-tuning").rename(aside)
     assert fresh.check() == "before"  # with all that was tried: what had been moved aside is back
     assert not (fresh.copy / "state-7").exists()
+
+
+def test_a_report_that_is_being_written_is_left_alone_until_somebody_leaves_for_good(fresh):
+    writing = fresh.copy / "without-client-0" / f".staging-{os.getpid()}-x"
+    writing.mkdir()
+    run = RunFolder.open(fresh.copy)
+    assert writing.exists()
+    run.erase(Request.of(LEAVER), fresh.outcome, fresh.federation)
+    assert fresh.check() == "after"
 
 
 def test_folders_are_for_their_owner_only(fresh):

@@ -2,8 +2,14 @@ import inspect
 
 import pytest
 
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.registry import Method, method, methods, register
+from expunge.unlearning.request import Request
+from federation.small import clients, linear
 
 
 def test_the_presets_and_the_gold_standard_are_there():
@@ -33,6 +39,13 @@ def test_a_name_is_given_once():
     with pytest.raises(ValueError, match="registered already"):
         register("retrain", taken.function, None, "again")
     assert method("retrain") is taken
+
+
+def test_what_was_lost_of_the_state_is_warned_of():
+    engine = LocalEngine(linear(), CrossEntropy(), clients(ada=5, bob=6))
+    state = ServerState(Snapshot.of(linear()), lost=("The vectors are missing.",))
+    outcome = method("do-nothing")(engine, state, Request.of("ada"))
+    assert outcome.warnings == ("The vectors are missing.",)
 
 
 def test_the_list_is_a_copy():

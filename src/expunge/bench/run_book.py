@@ -11,6 +11,7 @@ from typing import Any
 
 from expunge.bench.scenario import Scenario
 from expunge.errors import DataError
+from expunge.federation.keeping.book import list_of
 from expunge.federation.training.plan import Schedule
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.request import Request
@@ -62,14 +63,21 @@ class RunBook:
             return cls(
                 Scenario.from_dict(content["scenario"]),
                 Schedule(**content["schedule"]) if content["schedule"] is not None else None,
-                int(content["state"]),
-                tuple(content["kept"]),
-                tuple(content["departed"]),
-                tuple(content["forgotten"]),
-                bool(content["erasing"]),
+                *_checked(content),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as problem:
             raise DataError(f"{file} cannot be read: it is damaged or not ours.") from problem
+
+
+def _checked(content: Mapping[str, Any]) -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[Any, ...], bool]:
+    """The state's number, what it keeps, who has left, how, and whether that is not over."""
+    state, erasing = content["state"], content["erasing"]
+    if type(state) is not int or state < 1 or type(erasing) is not bool:
+        raise TypeError("these are no entries of a book")
+    kept, departed, forgotten = (
+        tuple(list_of(kind, content[name])) for name, kind in (("kept", str), ("departed", str), ("forgotten", dict))
+    )
+    return state, kept, departed, forgotten, erasing
 
 
 def outcome_record(request: Request, outcome: Outcome, before: str) -> dict[str, Any]:

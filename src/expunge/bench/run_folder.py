@@ -199,7 +199,7 @@ class RunFolder:
             run = dataclasses.replace(self, book=_read(self._folder))
             self._folder.tidy(run.book.state)
             for tries in self.path.glob("without-*"):
-                tidy(tries, alone=True)
+                tidy(tries)  # `show` may be writing a report there, without the lock
             if not run.book.erasing:
                 return run
             for tries in self.path.glob("without-*"):

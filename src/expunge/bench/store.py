@@ -51,7 +51,8 @@ class Store:
         self.root, self.device, self.data_dir, self._connect = root, device, data_dir, connect
         require_writable(root)
         mark, own = root / "bench.json", {"format": FORMAT, "expunge": __version__}
-        tidy(root / "cells")
+        for folder in (root, root / "cells", root / "measured"):
+            tidy(folder)
         if mark.exists():
             found = read_json(mark)
             if found != own:

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from expunge.errors import RequestError
+from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.files import (
     STAGING,
     appear,
@@ -126,8 +126,13 @@ class DurableFolder:
         return any(self.path.glob(f"{STAGING}*")) or bool(self._other_states(number))
 
     def tidy(self, number: int) -> None:
-        """Delete what does not count; only who is alone with the folder may."""
+        """Delete what does not count; only who is alone with the folder may.
+
+        A book may be damaged: nothing is deleted for the sake of a state that does not exist.
+        """
         with self.alone():
+            if not self.state(number).is_dir():
+                raise DataError(f"{self.state(number)} is missing, though {self.book} names it: take it from a backup.")
             tidy(self.path, alone=True)
             for place in self._other_states(number):
                 remove(place)

@@ -12,49 +12,19 @@ nothing is left of the old model and vectors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from expunge.errors import DataError, RequestError
+from expunge.federation.keeping.book import Book
 from expunge.federation.keeping.durable import DurableFolder
 from expunge.federation.keeping.files import remove, require_writable
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_files import kept_in, load_state, save_state
 from expunge.federation.training.plan import Schedule
-
-VERSION = 2
-"""Of the folder; version 1 is converted."""
-
-RENAMED = {"hf-kcu": "retrace", "hf-kcu-trajectory": "retrace-krylov", "hf-kcu-gradient": "hf-kcu"}
-"""What methods of version 1 are called now."""
-
-
-@dataclass(frozen=True)
-class Book:
-    """What ``store.json`` says.
-
-    Attributes:
-        state: number of the state that counts; 0 before the first.
-        schedule: of the training so far.
-        counts: sample counts of the clients that trained and have not left.
-        departed: clients that were forgotten.
-        pending: the request being worked on.
-        forgotten: what came of earlier requests: who left, the method, its cost and details; no weights.
-        kept: what the state keeps beside the model.
-    """
-
-    state: int = 0
-    schedule: Mapping[str, Any] | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    departed: tuple[str, ...] = ()
-    pending: Mapping[str, Any] | None = None
-    forgotten: tuple[Mapping[str, Any], ...] = ()
-    kept: tuple[str, ...] = ()
 
 
 class StateStore:
@@ -134,7 +104,7 @@ class StateStore:
                 def fill(folder: Path) -> None:
                     save_state(own, architecture, folder)
 
-            self._durable.write({"version": VERSION, **dataclasses.asdict(book)}, fill)
+            self._durable.write(book.as_dict(), fill)
             self.book = self._read()
             self._tidy()
 
@@ -152,31 +122,4 @@ class StateStore:
             if not self._durable.is_new:
                 raise RequestError(f"{self.folder} is not empty and has no store.json: choose another folder.")
             return Book()
-        file = self._durable.book
-        try:
-            if content.pop("format", None) == 1:
-                content = _converted(content, file)
-            elif (version := content.pop("version")) != VERSION:
-                raise DataError(
-                    f"{file} is of version {version}, and this expunge reads {VERSION}: use that which wrote it."
-                )
-            departed, forgotten, kept = (tuple(content.pop(name)) for name in ("departed", "forgotten", "kept"))
-            return Book(**content, departed=departed, forgotten=forgotten, kept=kept)
-        except (TypeError, KeyError, AttributeError) as problem:
-            raise DataError(f"{file} cannot be read: it is damaged or not ours.") from problem
-
-
-def _converted(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The book of version 1 as this version writes it; what was begun under another name cannot be gone on with."""
-    if content["pending"] is not None:
-        raise DataError(
-            f"{file} is of version 1 and has an unfinished request: finish it with the expunge that began it."
-        )
-    forgotten = [{**record, "method": _renamed(record["method"])} for record in content["forgotten"]]
-    rest = {name: value for name, value in content.items() if name != "number"}
-    return {**rest, "state": content["number"], "forgotten": forgotten, "kept": ["vectors"]}
-
-
-def _renamed(method: str) -> str:
-    name, recovery, _ = method.partition("+recovery")
-    return RENAMED.get(name, name) + recovery
+        return Book.read(content, self._durable.book)
