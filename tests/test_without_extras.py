@@ -73,6 +73,7 @@ def test_the_snippets_of_the_readme_run():
     done = without(EXTRAS, "\n".join(SNIPPETS))
     assert done.returncode == 0, done.stderr
     assert "sample_gradients" in done.stdout
+    assert re.search(r"^(EQUIVALENT|UNDER-FORGOTTEN|OVER-FORGOTTEN|DAMAGED|UNDECIDED) ", done.stdout, re.MULTILINE)
 
 
 def test_forgetting_and_auditing_import_nothing_of_an_extra():
