@@ -97,8 +97,9 @@ def test_a_missing_extra_is_a_sentence_of_ours_and_an_import_error(program, said
     assert done.stdout.strip().endswith(said)
 
 
-def test_the_command_line_says_it_in_one_line(tmp_path):
-    done = without(EXTRAS, COMMANDS.format(["train --out run"]), cwd=tmp_path)
+@pytest.mark.parametrize("command", ["train --out run", "demo --out run", "bench main --scale smoke --out run"])
+def test_the_command_line_says_it_in_one_line_before_any_work(tmp_path, command):
+    done = without(EXTRAS, COMMANDS.format([command]), cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "error: The digits come with scikit-learn: pip install 'expunge[bench]'.\n"
     assert not list(tmp_path.iterdir())

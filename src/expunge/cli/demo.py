@@ -54,6 +54,7 @@ def demo(
     if engine == "flower":
         _deployed_demo(out, seeds, as_json)
         return
+    require("flwr" if engine == "flower-simulation" else "sklearn")
     numbers = whole_numbers(seeds, "--seeds") if seeds is not None else list(SEEDS if engine == "local" else SEEDS[:1])
     backdoor = SCENARIO.backdoors[LEAVER]
     messages().print(

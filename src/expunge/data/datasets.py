@@ -13,7 +13,7 @@ from expunge.data.download import fetch
 from expunge.data.formats import parse_cifar, parse_idx
 from expunge.data.sources import BUILT_IN, CIFAR10, FASHION_MNIST, MNIST, Source, read_verified
 from expunge.errors import DataError, RequestError
-from expunge.extras import require
+from expunge.extras import missing, require
 
 Split = tuple[Tensor, Tensor]
 """Images (n, c, h, w), uint8, and their labels (n,)."""
@@ -129,13 +129,15 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = False) 
 
 
 def is_there(name: str, data_dir: str | Path | None = None) -> bool:
-    """Whether a dataset's files lie in the data folder; they are not checked.
+    """Whether a dataset's files lie in the data folder; they are not checked. The digits need scikit-learn instead.
 
     Example:
         >>> is_there("digits")
         True
     """
     source = RECIPES[name].source
+    if source is BUILT_IN:
+        return missing("sklearn") is None
     return all((_root(data_dir) / source.folder / file).exists() for file in source.checksums)
 
 
