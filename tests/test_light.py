@@ -16,6 +16,7 @@ import expunge
 from expunge.auditing.verdict import RETRAINS
 from expunge.bench import demo
 from expunge.bench.experiments import EXPERIMENTS
+from expunge.bench.run_book import RunBook
 from expunge.bench.scales import SCALES
 from expunge.bench.scenario import Scenario
 from expunge.cli import choices
@@ -60,8 +61,8 @@ def complete(*words):
 @pytest.fixture
 def run(tmp_path):
     """A run folder as far as completion reads it; its second client has left."""
-    described = {"scenario": Scenario(clients=3).as_dict(), "schedule": None, "departed": ["client-1"]}
-    (tmp_path / "run.json").write_text(json.dumps(described))
+    book = RunBook(Scenario(clients=3), schedule=None, departed=("client-1",))
+    (tmp_path / "run.json").write_text(json.dumps(book.as_dict()))
     return tmp_path
 
 
@@ -96,8 +97,13 @@ def test_completion_offers_the_clients_of_the_run(run):
     assert not modules & HEAVY
     assert complete("forget", run, "--client", "client-2")[0].split() == ["client-2"]
     assert complete("forget", run / "nowhere", "--client", "cl")[0].split() == []
-    (run / "run.json").write_text("[1]")
-    assert complete("forget", run, "--client", "cl")[0].split() == []
+    assert complete("forget", "--client", "cl")[0].split() == []
+
+
+@pytest.mark.parametrize("content", ["[1]", "", '{"scenario": 3}', "[" * 100_000])
+def test_a_run_that_cannot_be_read_offers_nobody(run, content):
+    (run / "run.json").write_text(content)
+    assert client_names(run) == []
 
 
 def test_completion_offers_methods(run):

@@ -38,5 +38,5 @@ def client_names(run: Path | str | None) -> list[str]:
         described = json.loads((Path(run) / "run.json").read_text())
         names = [f"client-{number}" for number in range(described["scenario"]["clients"])]
         return [name for name in names if name not in described["departed"]]
-    except (OSError, ValueError, KeyError, TypeError):  # a shell that completes is no place for complaints
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a shell wants no complaints
         return []
