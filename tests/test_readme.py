@@ -273,3 +273,21 @@ def test_the_plan_of_the_house_names_the_rooms_that_exist():
     rooms = {path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     plan = README.split("```text")[1].split("```")[0]
     assert set(re.findall(r"^  (\w+)/", plan, re.MULTILINE)) == rooms
+
+
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")]
+
+
+def links(page):
+    """The files that a page leads to."""
+    found = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    return [(page.parent / link).resolve() for link in found if "://" not in link]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert [str(link) for link in links(page) if not link.exists()] == []
+
+
+def test_the_readme_leads_to_every_page():
+    assert set(ROOT.glob("docs/*.md")) <= set(links(ROOT / "README.md"))
