@@ -89,16 +89,6 @@ def test_the_control_gets_exactly_the_budget_of_the_default(store):
     assert tuned.cost.sample_gradients == round(ours.cost.sample_gradients)
 
 
-def test_the_trajectory_does_without_the_leaver_and_the_gradient_does_not(store):
-    scenario = SMOKE.base.with_seed(10)
-    for contender, asked in ((OURS[1], 4), (OURS[2], 3)):
-        cell = ForgottenCell(scenario, contender, (Forget((LEAVER,)),))
-        store.make(cell)
-        counts = store.kept(cell).record["details"]["steps"][0]["contributions"]
-        assert LEAVER in counts
-        assert len(store.federation(scenario).engine().clients()) == 4 >= asked
-
-
 def test_who_never_took_part_is_asked_since_no_vector_of_it_was_kept(store):
     plan = dataclasses.replace(SMOKE.base.plan, rounds=1, participation=0.5)
     scenario = dataclasses.replace(SMOKE.base, plan=plan).with_seed(10)
