@@ -19,6 +19,25 @@ def run(tmp_path, monkeypatch, expunge):
     return tmp_path / "run"
 
 
+def require_doing_nothing_to_be_told(methods):
+    """It is UNDER-FORGOTTEN, with the trained model's own scores, and the others have theirs."""
+    own = methods["do-nothing"]
+    assert own["verdict"] == "UNDER-FORGOTTEN"
+    assert own["models"]["after"] == own["models"]["before"]
+    assert len(set(own["models"]["retrained"]) - {own["models"]["before"]}) == 5
+    for attack, found in own["attacks"].items():
+        assert found["unlearned"] == found["trained"], attack
+        assert found["gap"] == found["do_nothing"], attack
+        assert methods["fine-tuning"]["attacks"][attack]["trained"] == found["trained"], attack
+        assert methods["fine-tuning"]["attacks"][attack]["unlearned"] != found["unlearned"], attack
+    assert all(found["value"] == found["doing_nothing"] for found in own["findings"])
+    for found in own["evidence"]:
+        if found["what"] in ("retained loss", "retained gradient"):
+            assert found["values"]["before"] == found["values"]["after"]
+    told = {name: {found["measure"]: found["value"] for found in each["findings"]} for name, each in methods.items()}
+    assert told["do-nothing"]["asr"] > 0.5 > told["hf-kcu-trajectory"]["asr"]
+
+
 @pytest.mark.slow
 def test_an_audit_retrains_judges_and_shows(run, expunge):
     code, out, err = expunge("audit", "run")
@@ -37,9 +56,12 @@ def test_an_audit_retrains_judges_and_shows(run, expunge):
     assert "l2" in content["certificate"].lower() or "L2" in content["certificate"]
     assert {"audit.html", "audit-scores.png", "audit-roc.png"} <= {file.name for file in folder.iterdir()}
     made = {file: file.stat().st_mtime_ns for file in folder.glob("retrain-*/model.safetensors")}
+    assert expunge("forget", "run", "--client", "client-3", "--method", "do-nothing")[0] == 0
     code, out, err = expunge("audit", "run", "--json")
     assert code == 0, err
-    assert json.loads(out)["without-client-3"]["methods"].keys() == content["methods"].keys()
+    methods = json.loads(out)["without-client-3"]["methods"]
+    assert methods.keys() == content["methods"].keys() | {"do-nothing"}
+    require_doing_nothing_to_be_told(methods)
     assert {file: file.stat().st_mtime_ns for file in folder.glob("retrain-*/model.safetensors")} == made
 
 
@@ -68,29 +90,6 @@ def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge)
     assert own["attacks"] == {}
     assert len(own["evidence"]) == 4
     assert "UNDECIDED" in out
-
-
-@pytest.mark.slow
-def test_doing_nothing_is_called_under_forgotten_with_the_trained_models_own_scores(run, expunge):
-    assert expunge("forget", "run", "--client", "client-3", "--method", "do-nothing")[0] == 0
-    code, out, err = expunge("audit", "run", "--json")
-    assert code == 0, err
-    methods = json.loads(out)["without-client-3"]["methods"]
-    own = methods["do-nothing"]
-    assert own["verdict"] == "UNDER-FORGOTTEN"
-    assert own["models"]["after"] == own["models"]["before"]
-    assert len(set(own["models"]["retrained"]) - {own["models"]["before"]}) == 5
-    for attack, found in own["attacks"].items():
-        assert found["unlearned"] == found["trained"], attack
-        assert found["gap"] == found["do_nothing"], attack
-        assert methods["fine-tuning"]["attacks"][attack]["trained"] == found["trained"], attack
-        assert methods["fine-tuning"]["attacks"][attack]["unlearned"] != found["unlearned"], attack
-    assert all(found["value"] == found["doing_nothing"] for found in own["findings"])
-    for found in own["evidence"]:
-        if found["what"] in ("retained loss", "retained gradient"):
-            assert found["values"]["before"] == found["values"]["after"]
-    told = {name: {found["measure"]: found["value"] for found in each["findings"]} for name, each in methods.items()}
-    assert told["do-nothing"]["asr"] > 0.5 > told["hf-kcu-trajectory"]["asr"]
 
 
 def test_nothing_to_audit_is_one_line(tmp_path, monkeypatch, expunge):

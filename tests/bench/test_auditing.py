@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import expunge
 from expunge.auditing.functional import predict
 from expunge.auditing.membership import measure_attack
-from expunge.bench.auditing import audit, retrain_more, retrained_again
+from expunge.bench.auditing import audit, retrain_more, retrain_options, retrained_again
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.run_folder import RunFolder
 from expunge.bench.scenario import Scenario
@@ -173,6 +173,15 @@ class TestRetraining:
         _, retrained = models
         again = [retrained_again(folder, REQUEST, number, None, "cpu") for number in range(2)]
         assert [state.model.digest for state, _ in again] == [model.digest for model in retrained[:2]]
+
+    def test_each_starts_afresh_and_shuffles_anew(self, folder, federation):
+        """From one start, or in one order, they would show less noise than there is."""
+        ways = [("next", 0), ("next", 1), ("chosen", 0), ("chosen", 1)]
+        options = [retrain_options(folder, federation, *way) for way in ways]
+        starts, seeds = ([own.start.digest for own in options], [own.plan.seed for own in options])
+        assert len({*starts, federation.initial().digest}) == 5
+        assert len({*seeds, SCENARIO.plan.seed}) == 5
+        assert all(dataclasses.replace(own.plan, seed=SCENARIO.plan.seed) == SCENARIO.plan for own in options)
 
     def test_enough_is_enough(self, folder, federation):
         assert retrain_more(folder, REQUEST, federation, count=RETRAINS) == 0

@@ -1,18 +1,20 @@
 """What stands in a row: whose cost, whose verdict, and what is compared with what."""
 
+import dataclasses
 from statistics import fmean, median
 
 import pytest
 
 from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, retrain_noise
-from expunge.bench.measuring import measure
+from expunge.bench.measuring import FAILED, measure
 from expunge.bench.results import Series
 from expunge.bench.runner import Experiment, all_done, averaged, cells, make_all, missing_cells, run
 from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store
 from expunge.bench.workers import one_by_one
+from expunge.data import Backdoor
 from expunge.unlearning.request import Request
 
 SMOKE = scale_of("smoke")
@@ -79,6 +81,61 @@ def test_every_row_is_of_its_own_model_and_judged_beside_the_fresh_ones(part, ke
     assert rows["gradient-ascent"].verdict != rows["trained"].verdict
     assert part.noise == retrain_noise(references)
     assert part.noise_same_init == retrain_noise(others)
+
+
+def test_a_method_with_a_training_of_its_own_starts_from_that(store):
+    """What SISA reduces is the success of the attack on its own sharded models."""
+    scenario = SMOKE.attacked(LEAVER).with_seed(10)
+    setting = Setting("sharded", scenario, (GONE,), (Contender("sisa"), Contender("fine-tuning")), 1, 0)
+    with one_by_one() as pool:
+        make_all(missing_cells(cells(setting), store), store, pool, None)
+    rows = {row.method: row for row in measure(setting, None, store).rows}
+    before, sharded = rows["trained"].asr, rows["trained-sisa"].asr
+    assert before != sharded
+    assert rows["sisa"].asr_reduction == pytest.approx((sharded - rows["sisa"].asr) / sharded)
+    assert rows["fine-tuning"].asr_reduction == pytest.approx((before - rows["fine-tuning"].asr) / before)
+
+
+def test_one_departure_that_failed_is_a_failure(store):
+    """Of two that left one after another the second was not forgotten."""
+    steps = (Forget(("client-1",)), Forget(("client-2",)))
+    setting = Setting("two", SCENARIO, steps, CONTENDERS[:1], 1, 0)
+    with one_by_one() as pool:
+        make_all(missing_cells(cells(setting), store), store, pool, None)
+
+    class SecondFailed(Store):
+        def kept(self, cell):
+            found = super().kept(cell)
+            failed = isinstance(cell, ForgottenCell) and len(cell.forgets) == 2
+            return dataclasses.replace(found, record={**found.record, "succeeded": False}) if failed else found
+
+    for own, failed in ((store, False), (SecondFailed(store.root), True)):
+        rows = measure(setting, None, own).rows
+        (row,) = (row for row in rows if (row.method, row.variant) == ("fine-tuning", "two"))
+        assert (row.verdict == FAILED, row.speedup is None) == (failed, failed)
+
+
+def test_curves_of_departures_show_the_worst_backdoor_and_the_mean_accuracy(store):
+    """Two attackers leave; whose trigger works better decides."""
+    weak, strong = Backdoor(target=3, size=2, corner="top-left", fraction=0.3), Backdoor(target=7, size=3, boost=4.0)
+    scenario = dataclasses.replace(SCENARIO, backdoors={"client-1": strong, "client-2": weak})
+    steps = (Forget(("client-1",)), Forget(("client-2",)))
+    setting = Setting("two", scenario, steps, CONTENDERS[:1], 1, 0)
+    with one_by_one() as pool:
+        make_all(missing_cells(cells(setting), store), store, pool, None)
+    part = measure(setting, None, store)
+    rows = {row.variant: row for row in part.rows if row.method == "fine-tuning"}
+    curves = {own.y_name: dict(zip(own.x, own.y, strict=True)) for own in part.series if own.method == "fine-tuning"}
+    last = [rows[f"two, after 2: {name}"] for name in ("client-1", "client-2")]
+    assert last[0].asr != last[1].asr
+    assert curves["worst asr of the departed"] == {
+        1.0: rows["two, after 1: client-1"].asr,
+        2.0: max(r.asr for r in last),
+    }
+    assert curves["mean forget accuracy of the departed"][2.0] == pytest.approx(fmean(r.forget_accuracy for r in last))
+    assert curves["test accuracy"] == {
+        float(step): rows[f"two, after {step}: client-1"].test_accuracy for step in range(3)
+    }
 
 
 def test_results_are_put_together_by_variant(store, part):
