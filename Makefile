@@ -28,7 +28,7 @@ test: lint  ## lint, types and every test
 test-fast: $(READY)  ## the tests that take no more than a few seconds each
 	$(BIN)/python -m pytest -n auto -q -m 'not slow'
 
-test-faults: $(READY)  ## kill sites and servers of a Flower deployment in mid-forget, half an hour
+test-faults: $(READY)  ## kill -9: 200 inside forget --erase, sites and servers of a Flower deployment in mid-forget, half an hour
 	$(BIN)/python -m pytest -q -s tests/faults
 
 test-install:  ## install without extras into an empty environment, and run what the README shows

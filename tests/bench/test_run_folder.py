@@ -109,7 +109,7 @@ class TestResults:
             ),
             evaluation.row("hf-kcu-trajectory", after, before, references, outcome.cost, costs),
         ]
-        assert [dataclasses.replace(row, verdict=None, digest=None) for row in results.rows] == expected
+        assert [dataclasses.replace(row, verdict=None) for row in results.rows] == expected
         models = [each.model for each in (state, *(own.state for own in (*again, outcome)))]
         assert [row.digest for row in results.rows] == [model.digest for model in models]
         assert abs(datetime.now(UTC) - datetime.fromisoformat(results.date)).total_seconds() < 60

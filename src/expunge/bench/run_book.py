@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from expunge.bench.results import utc_now
 from expunge.bench.scenario import Scenario
 from expunge.errors import DataError
 from expunge.federation.keeping.book import list_of
@@ -91,7 +91,7 @@ def outcome_record(request: Request, outcome: Outcome, before: str) -> dict[str,
     return {
         "method": outcome.method,
         "request": {"clients": request.clients, "samples": request.samples},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": utc_now(),
         "before": before,
         "after": outcome.state.model.digest,
         "cost": outcome.cost.as_dict(),

@@ -10,27 +10,24 @@ from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.results import Results, Row, environment, utc_now
 from expunge.bench.run_folder import RunFolder
 from expunge.bench.scenario import Federation
-from expunge.core.vectors import Snapshot
 
 
 def run_results(folder: RunFolder, name: str, federation: Federation) -> Results:
     """Measure everything that was tried for one request, named by its folder."""
     request = folder.requests()[name]
     evaluation = Evaluation(federation, request)
-    trained = folder.trained(federation)
-    before = evaluation.measure(trained.model)
+    before = evaluation.measure(folder.trained(federation).model)
     tried = [(own, evaluation.measure(own.model)) for own in folder.tried(name, federation)]
     references = [measured for own, measured in tried if own.method == "retrain"]
     costs = [own.cost for own, _ in tried if own.method == "retrain"]
 
-    def row(method: str, model: Snapshot, measured: Measured, *more: Any) -> Row:
+    def row(method: str, measured: Measured, *more: Any) -> Row:
         verdict = evaluation.judgement(measured, before, references).verdict.value if references else None
-        found = evaluation.row(method, measured, before, references, *more)
-        return dataclasses.replace(found, verdict=verdict, digest=model.digest)
+        return dataclasses.replace(evaluation.row(method, measured, before, references, *more), verdict=verdict)
 
-    rows = [row("trained", trained.model, before)]
+    rows = [row("trained", before)]
     in_order = sorted(tried, key=lambda pair: pair[0].method != "retrain")
-    rows += [row(own.method, own.model, measured, own.cost, costs) for own, measured in in_order]
+    rows += [row(own.method, measured, own.cost, costs) for own, measured in in_order]
     noise = noise_ranges([retrain_noise(references)]) if references else {}
     described = {
         "forgotten": [*request.clients, *request.samples],
