@@ -162,6 +162,14 @@ class TestEndToEnd:
         assert "safety belt" in err
         assert tree(run) == before
 
+    def test_vectors_that_are_missing_are_told_by_name_when_forgetting_and_when_looking(self, run, expunge):
+        (run / "state-1" / "memory.safetensors").unlink()
+        code, _, err = expunge("forget", run, "--client", "client-0", "--method", "fine-tuning")
+        assert code == 0
+        said = f"note: {run / 'state-1' / 'memory.safetensors'} is missing, though vectors were kept"
+        assert said in err
+        assert said in expunge("show", run)[2]
+
     def test_a_control_may_be_forced(self, run, expunge):
         assert expunge("forget", run, "--client", "client-0", "--method", "do-nothing", "--erase", "--force")[0] == 0
         told = json.loads((run / "run.json").read_text())

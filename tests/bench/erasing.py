@@ -6,10 +6,12 @@ it was to be after, with nothing of the leaver in any of its bytes.
     python erasing.py FOLDER every          before each file operation of an erasure, one after another
     python erasing.py FOLDER twice STEP     the same, and again while the next run tidies up; every STEP-th only
     python erasing.py FOLDER random COUNT   the whole command, at random moments
+    python erasing.py FOLDER saving         before each file operation of keeping a try in the place of another
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -127,6 +129,31 @@ def every(erasure: Erasure) -> dict[str, int]:
         number += 1
 
 
+def saving(erasure: Erasure) -> dict[str, int]:
+    """A try takes the place of an older one of the same method: the old one or the new one is there, whole."""
+    counts = {"before": 0, "after": 0}
+    parameters = erasure.outcome.state.model.parameters + 1
+    model = erasure.outcome.state.model.moved(parameters)
+    outcome = dataclasses.replace(erasure.outcome, state=dataclasses.replace(erasure.outcome.state, model=model))
+    digests = {erasure.after: "before", model.digest: "after"}
+    request, number = Request.of(LEAVER), 1
+    while True:
+        erasure.fresh()
+        again = killed(lambda: RunFolder.open(erasure.copy).save(request, outcome, erasure.federation), before=number)
+        run = RunFolder.open(erasure.copy)
+        assert not list(erasure.copy.rglob(".staging*"))
+        assert run.trained(erasure.federation).model.digest == erasure.before
+        (tried,) = run.tried(f"without-{LEAVER}", erasure.federation)
+        found = digests[tried.model.digest]
+        shown = (erasure.copy / f"without-{LEAVER}" / "results.json").exists()
+        assert not shown or found == "before"  # numbers are never those of another model
+        if not again:
+            assert found == "after"
+            return counts
+        counts[found] += 1
+        number += 1
+
+
 def twice(erasure: Erasure, step: int) -> dict[str, int]:
     counts = {"before": 0, "after": 0}
     first = 1
@@ -183,6 +210,8 @@ def main(place: str, how: str, number: str = "1") -> None:
     erasure = Erasure(Path(place))
     if how == "every":
         counts = every(erasure)
+    elif how == "saving":
+        counts = saving(erasure)
     elif how == "twice":
         counts = twice(erasure, int(number))
     else:

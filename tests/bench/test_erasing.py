@@ -45,6 +45,13 @@ def test_a_dozen_at_random_moments_of_the_command(tmp_path):
     assert sum(outcome_of(tmp_path, "random", 12).values()) == 12
 
 
+@pytest.mark.slow
+def test_before_every_file_operation_of_keeping_a_try(tmp_path):
+    counts = outcome_of(tmp_path, "saving")
+    assert counts["before"] > 20
+    assert counts["after"] > 0
+
+
 @pytest.fixture(scope="module")
 def erasure(tmp_path_factory):
     return Erasure(tmp_path_factory.mktemp("erasure"))

@@ -84,6 +84,13 @@ class TestRoundTrip:
         many = [f"client-{number}" for number in range(100)]
         assert len(folder_name(Request.of(many))) < 120
         assert folder_name(Request.of(many)) != folder_name(Request.of(many[:-1]))
+        odd = ["a/b", "a_b", "..", "x/../../y", "🦆" * 90, "nul\0", "\udcff", "a b"]
+        names = [folder_name(Request.of(name)) for name in odd]
+        assert len(set(names)) == len(odd)
+        for name in names:
+            assert len(name.encode()) < 120
+            assert name.startswith("without-")
+            assert "/" not in name
         some, others = (folder_name(Request.of(samples={"a": indices})) for indices in ([0, 1], [0, 2]))
         assert some.startswith("without-a-samples-")
         assert some != others

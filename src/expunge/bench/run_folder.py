@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ PATIENCE = 10.0
 """Seconds that a finished try waits for another run to write its own."""
 
 LONGEST_NAME = 100
-"""File systems end at 255 bytes; a longer list of clients is cut and told apart by a digest."""
+"""File systems end at 255 bytes; a longer list of clients, or one with odd characters, is told apart by a digest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,8 +245,9 @@ def folder_name(request: Request) -> str:
         'without-ada+bob'
     """
     clients = sorted(request.clients)
-    name = "without-" + "+".join([*clients, *sorted(request.samples)])
-    if not request.samples and len(name) <= LONGEST_NAME:
+    asked = "without-" + "+".join([*clients, *sorted(request.samples)])
+    name = re.sub(r"[^A-Za-z0-9.+_-]", "_", asked)
+    if not request.samples and name == asked and len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(json.dumps([clients, sorted(request.samples.items())]).encode()).hexdigest()[:8]
     return name[:LONGEST_NAME] + ("-samples-" if request.samples else "-") + digest

@@ -7,7 +7,7 @@ import json
 from expunge.cli.app import app, examples
 from expunge.cli.arguments import DataOption, DeviceOption, JsonOption, RunArgument
 from expunge.cli.runs import built, tried_requests
-from expunge.cli.terminal import publish_results, tell
+from expunge.cli.terminal import publish_results, tell, warn
 
 
 @app.command(epilog=examples("expunge show runs/mine"))
@@ -29,6 +29,8 @@ def show(
     measured = {name: run_results(folder, name, federation) for name in found}
     for name, results in measured.items():
         publish_results(results, run / name, show_table=not as_json)
+        for warning in results.scenario["warnings"]:
+            warn(warning)
         few = FEWEST_RETRAINS - len(results.values("retrain", "test_accuracy"))
         if few > 0:
             tell(f"For a range to compare with, retrain {few} more: expunge forget {run} ... --method retrain")
