@@ -182,6 +182,9 @@ class TestRows:
         assert row.accuracy_gap == pytest.approx(abs(own - accuracies))
         assert row.causal_faithfulness == pytest.approx(1 - abs(own - accuracies) / abs(before - accuracies))
         assert row.asr_reduction == pytest.approx(1 - forgot.alone["asr"] / trained.alone["asr"])
+        success = fmean(other.alone["mia_success"] for other in (first, second))
+        assert row.privacy_gap == pytest.approx(abs(forgot.alone["mia_success"] - success))
+        assert row.privacy_gap != pytest.approx(abs(trained.alone["mia_success"] - success))
         assert row.seconds is row.speedup is None
 
     def test_without_retraining_comparisons_are_none(self, evaluation, models):
@@ -208,6 +211,27 @@ def model_with(parameters, value, asr):
     outputs = torch.tensor([[float(parameters[0]), 0.0]])
     alone = dict.fromkeys(ALONE, value) | {"asr": asr}
     return Measured(Snapshot(torch.tensor(parameters), {}), outputs, outputs, outputs, None, 0.5, alone)
+
+
+def test_causal_faithfulness_that_measures_noise_is_left_out(evaluation):
+    """Where trained and retrained accuracy are less than a point apart."""
+    for apart, expected in ((0.2, 0.5), (0.009, None)):
+        trained, retrained, own = (
+            model_with([1.0, number], value, None)
+            for number, value in ((0.0, 0.7 + apart), (1.0, 0.7), (2.0, 0.7 + apart / 2))
+        )
+        assert evaluation.row("mine", own, trained, [retrained]).causal_faithfulness == pytest.approx(expected)
+
+
+def test_a_model_whose_outputs_are_not_finite_has_a_row_without_comparisons(evaluation, federation, models):
+    start = federation.initial(0)
+    broken = evaluation.measure(start.moved(torch.full_like(start.parameters, 3e38)))
+    assert not broken.is_finite
+    trained, first, second, _ = models
+    row = evaluation.row("mine", broken, trained, [first, second])
+    assert (row.kl, row.forget_loss, row.mia_auc, row.privacy_gap) == (None, None, None, None)
+    more = evaluation.measure(federation.initial(7))
+    assert evaluation.judgement(broken, trained, [first, second, more]).verdict == "DAMAGED"
 
 
 class TestNoise:

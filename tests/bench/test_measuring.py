@@ -5,7 +5,7 @@ from statistics import fmean, median
 
 import pytest
 
-from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
+from expunge.bench.cells import ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, retrain_noise
 from expunge.bench.measuring import FAILED, measure
 from expunge.bench.results import Series
@@ -156,6 +156,16 @@ def test_results_are_put_together_by_variant(store, part):
     assert mine.test_accuracy == pytest.approx(own.test_accuracy, abs=1e-6)
     assert mine.verdict == own.verdict
     assert results.variants["few"].scenario["retrains_per_seed"] == 2
+
+
+def test_training_keeps_what_the_methods_of_a_setting_need():
+    def needed(*names):
+        setting = Setting("mine", SCENARIO, (GONE,), tuple(map(Contender, names)), 3, 2)
+        return [cell for cell in cells(setting) if isinstance(cell, TrainedCell | ShardedCell)]
+
+    assert needed("fine-tuning") == [TrainedCell(SCENARIO)]
+    assert needed("fine-tuning", "fed-eraser") == [TrainedCell(SCENARIO, updates=True)]
+    assert needed("sisa") == [TrainedCell(SCENARIO), ShardedCell(SCENARIO)]
 
 
 def test_curves_of_several_seeds_are_averaged_where_they_share_a_place():
