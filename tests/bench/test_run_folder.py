@@ -12,7 +12,7 @@ from expunge.bench.run_folder import RunFolder, folder_name
 from expunge.bench.run_results import run_results
 from expunge.bench.scenario import Scenario
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
-from expunge.federation.keeping.durable import require_new
+from expunge.federation.keeping.durable import DurableFolder, require_new
 from expunge.federation.training.fedavg import Keep, train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.report import publish
@@ -39,6 +39,18 @@ def state(federation):
 @pytest.fixture
 def run(federation, state, tmp_path):
     return RunFolder.create(tmp_path / "run", federation, state)
+
+
+def quicker(federation, state, alone):
+    """Before the first lock is held, another run makes the folder."""
+    waiting = [True]
+
+    def lock(folder, *arguments):
+        if waiting and waiting.pop():
+            RunFolder.create(folder.path, federation, state)
+        return alone(folder, *arguments)
+
+    return lock
 
 
 def retrained(federation, state, seed):
@@ -315,6 +327,16 @@ class TestRefusals:
         require_new(tmp_path / "empty")
         require_new(tmp_path / "new" / "deep")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "run"]
+
+    def test_of_two_trainings_into_one_folder_the_second_is_refused(self, federation, state, tmp_path, monkeypatch):
+        """Both found the folder new, before their work."""
+        other = dataclasses.replace(state, model=federation.initial(9))
+        monkeypatch.setattr(
+            "expunge.bench.run_folder.DurableFolder.alone", quicker(federation, other, DurableFolder.alone)
+        )
+        with pytest.raises(RequestError, match="exists already"):
+            RunFolder.create(tmp_path / "run", federation, state)
+        assert RunFolder.open(tmp_path / "run").trained(federation).model.digest == other.model.digest
 
     def test_a_write_that_fails_leaves_nothing_half_done(self, run, federation, state, tmp_path):
         outcome = method("hf-kcu")(federation.engine(), state, LEAVING)

@@ -71,7 +71,9 @@ class RunFolder:
         require_new(path)
         book = RunBook(federation.scenario, state.schedule, kept=tuple(kept_in(state)))
         run = cls(path, book, _durable(path))
-        run._folder.write(book.as_dict(), lambda folder: save_state(state, federation.model, folder))
+        with run._folder.alone():
+            require_new(path)  # another training may have been quicker
+            run._folder.write(book.as_dict(), lambda folder: save_state(state, federation.model, folder))
         return run
 
     @classmethod
