@@ -288,6 +288,7 @@ class TestRefused:
         self.refused(
             RequestError, r"retrained\[5\] and retrained\[1\]", world, retrained=[*world.retrained, world.retrained[1]]
         )
+        self.refused(RequestError, "a list of models", world, retrained=world.retrained[0])
         self.refused(RequestError, "after is a Tensor", world, after=torch.zeros(3))
         self.refused(ModelError, "as after does not fit", world, after={"weight": torch.zeros(3)})
         self.refused(RequestError, "Give the trained model itself", world, before={"weight": torch.zeros(3)})
@@ -333,6 +334,8 @@ class TestRefused:
         self.refused(RequestError, "target .* is missing", world, target=None)
         self.refused(RequestError, "trigger .* is missing", world, trigger=None)
         self.refused(RequestError, "one of the 10 classes, not 10", world, target=10)
+        self.refused(DataError, "as many, of one shape", world, trigger=lambda inputs: inputs[:1])
+        self.refused(DataError, "as many, of one shape", world, trigger=lambda inputs: None)
         self.refused(DataError, "truth value for each", world, triggered=[True])
         self.refused(DataError, "truth value for each", world, triggered=world.triggered.long())
         self.refused(RequestError, "squared error cannot be judged", world, loss="squared_error")

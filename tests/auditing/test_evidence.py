@@ -69,6 +69,20 @@ class TestHeldOut:
         found = held_out_evidence(own, own, LABELS[LABELS == 0], LABELS)
         assert found.leaning == "neither"
 
+    def test_a_mix_of_labels_is_matched(self):
+        """Nine in ten of the leaver's samples are of the easy class, half of the held-out ones: no membership."""
+        chance = torch.Generator().manual_seed(3)
+
+        def answers(labels):
+            noise = torch.randn(len(labels), 2, generator=chance, dtype=torch.float64)
+            return noise + torch.where(labels == 0, 3.0, 0.0)[:, None] * nn.functional.one_hot(labels, 2)
+
+        forgotten, held_out = (torch.arange(400) >= 360).long(), (torch.arange(400) >= 200).long()
+        own = Outputs(answers(forgotten), answers(held_out))
+        found = held_out_evidence(own, own, forgotten, held_out)
+        assert found.leaning == "neither"
+        assert found.values["auc_after"] == pytest.approx(0.5, abs=0.05)
+
     def test_refused_without_the_labels(self):
         with pytest.raises(DataError, match="with its labels"):
             held_out_evidence(outputs(0.0), outputs(0.0), LABELS, torch.full((60,), 7))

@@ -83,6 +83,8 @@ def audit(
         raise RequestError("l2 belongs to the retained loss: give the retained samples, or leave it out.")
     if not isinstance(before, nn.Module):
         raise RequestError("Give the trained model itself as before: others may be state dicts for its architecture.")
+    if isinstance(retrained, nn.Module | Mapping | Outcome):
+        raise RequestError("retrained is a list of models: several show how much retraining varies.")
     names = ["before", "after", *(f"retrained[{number}]" for number in range(len(retrained)))]
     models = {
         name: as_module(model, before, name) for name, model in zip(names, (before, after, *retrained), strict=True)
@@ -125,6 +127,8 @@ def _exam(
     tried = {what: inputs[:TRIED] for what, (inputs, _) in sets.items()}
     if triggers:
         tried["stamped"] = triggers[0].stamp(tried["unseen"])
+        if not isinstance(tried["stamped"], Tensor) or tried["stamped"].shape != tried["unseen"].shape:
+            raise DataError("The trigger must return the inputs that it is given, stamped: as many, of one shape.")
     for name, module in models.items():
         classes = count_classes(module, name, tried)
         for what, (_, labels) in sets.items():
