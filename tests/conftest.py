@@ -31,9 +31,3 @@ def expunge(monkeypatch, capsys):
         return left.value.code or 0, captured.out, captured.err
 
     return call
-
-
-@pytest.fixture
-def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step is a long one: what follows the filtered step is the correction, not a short round."""
-    monkeypatch.setattr("expunge.unlearning.repair.FAR", float("inf"))

@@ -87,17 +87,17 @@ class TestEndToEnd:
         code, out, err = expunge("forget", run, "--client", "client-0")
         assert (code, out) == (0, "")
         assert "sample-gradients" in err
-        assert (run / "without-client-0" / "hf-kcu" / "model.safetensors").exists()
+        assert (run / "without-client-0" / "retrace" / "model.safetensors").exists()
         assert tree(run / "state-1") == trained
         for seed in (0, 1):
             assert expunge("forget", run, "--client", "client-0", "--method", "retrain", "--seed", seed)[0] == 0
-        assert {path.name for path in (run / "without-client-0").iterdir()} == {"hf-kcu", "retrain-1", "retrain-2"}
+        assert {path.name for path in (run / "without-client-0").iterdir()} == {"retrace", "retrain-1", "retrain-2"}
 
         code, out, err = expunge("show", run)
         assert code == 0
         assert "retrain" in out.lower()
         results = Results.load(run / "without-client-0" / "results.json")
-        assert [row.method for row in results.rows] == ["trained", "retrain", "retrain", "hf-kcu"]
+        assert [row.method for row in results.rows] == ["trained", "retrain", "retrain", "retrace"]
         assert results.rows[-1].kl is not None
         assert (run / "without-client-0" / "report.html").stat().st_size > 1000
         code, out, _ = expunge("show", run, "--json")
@@ -108,7 +108,7 @@ class TestEndToEnd:
         code, out, err = expunge("forget", run, "--client", "client-0", "--erase", "--json")
         assert code == 0
         told = json.loads(out)
-        assert told["method"] == "hf-kcu"
+        assert told["method"] == "retrace"
         assert torch.isfinite(load_file(f"{told['folder']}/model.safetensors")["layer.weight"]).all()
         assert {path.name for path in run.iterdir()} == {".lock", "run.json", "state-2", "without-client-0"}
         evidence = {path.name for path in (run / "without-client-0").iterdir()}
@@ -126,14 +126,26 @@ class TestEndToEnd:
         assert json.loads((run / "run.json").read_text())["departed"] == ["client-0", "client-1"]
         refused(expunge("forget", run, "--client", "client-2"), "every client")
 
+    def test_a_dry_run_says_what_would_be_done_and_changes_nothing(self, run, expunge):
+        before = tree(run)
+        code, out, _ = expunge("forget", run, "--client", "client-1", "--dry-run")
+        assert code == 0
+        assert out.startswith("retrace would forget client-1; it asks ")
+        told = json.loads(expunge("forget", run, "--client", "client-1", "--dry-run", "--json")[1])
+        assert (told["method"], told["leaving"]) == ("retrace", ["client-1"])
+        assert told["estimate"]["messages"] > 0
+        assert told["seconds"] > 0
+        assert tree(run) == before
+
     def test_json_output_parses_and_tells_the_cost(self, run, expunge):
-        code, out, _ = expunge("forget", run, "--client", "client-1", "--json", "-k", "3", "--damping", "0.5")
+        krylov = ("--method", "retrace-krylov", "-k", "3", "--damping", "0.5")
+        code, out, _ = expunge("forget", run, "--client", "client-1", "--json", *krylov)
         assert code == 0
         told = json.loads(out)
         assert told["cost"]["sample_gradients"] > 0
         assert told["details"]["damping"] == 0.5
         assert told["details"]["steps"][0]["solves"]["server"]["iterations"] == 3
-        saved = json.loads((run / "without-client-1" / "hf-kcu" / "outcome.json").read_text())
+        saved = json.loads((run / "without-client-1" / "retrace-krylov" / "outcome.json").read_text())
         assert saved["cost"] == told["cost"]
 
     def test_samples(self, run, expunge):
@@ -147,15 +159,15 @@ class TestEndToEnd:
     def test_a_seed_gives_the_same_model_again(self, run, expunge):
         found = []
         for seed in (3, 3, 4):
-            arguments = ("--client", "client-1", "--method", "hf-kcu-gradient", "--curvature-samples", "50")
+            arguments = ("--client", "client-1", "--method", "hf-kcu", "--curvature-samples", "50")
             assert expunge("forget", run, *arguments, "--seed", seed)[0] == 0
-            found.append((run / "without-client-1" / "hf-kcu-gradient" / "model.safetensors").read_bytes())
+            found.append((run / "without-client-1" / "hf-kcu" / "model.safetensors").read_bytes())
         assert found[0] == found[1] != found[2]
 
     def test_the_safety_belt_is_a_failure_that_changes_nothing(self, run, expunge):
         """Far from an optimum a step away from the client is a step away from all: with tau 0 none is safe."""
         before = tree(run)
-        arguments = ("--client", "client-1", "--method", "hf-kcu-gradient", "--tau", "0", "--erase")
+        arguments = ("--client", "client-1", "--method", "hf-kcu", "--tau", "0", "--erase")
         code, out, err = expunge("forget", run, *arguments)
         assert (code, out) == (1, "")
         assert [line.split(":")[0] for line in err.splitlines()] == ["note", "error"]
@@ -253,14 +265,15 @@ BAD_REQUESTS = {
         ["--client", "client-0", "--method", "hf-kcu-paper+recovery", "--erase"],
         "--erase by a method that forgets, or --force it",
     ),
-    "no iterations": (as_it_was, ["--client", "client-0", "-k", "0"], "iterations"),
-    "negative iterations": (as_it_was, ["--client", "client-0", "-k", "-3"], "iterations"),
+    "no iterations": (as_it_was, ["--client", "client-0", "--method", "hf-kcu", "-k", "0"], "iterations"),
+    "negative iterations": (as_it_was, ["--client", "client-0", "--method", "hf-kcu", "-k", "-3"], "iterations"),
     "negative damping": (as_it_was, ["--client", "client-0", "--damping", "-1"], "damping"),
     "damping nan": (as_it_was, ["--client", "client-0", "--damping", "nan"], "damping"),
     "negative tau": (as_it_was, ["--client", "client-0", "--tau", "-0.1"], "tau"),
     "no samples": (as_it_was, ["--client", "client-0", "--curvature-samples", "0"], "samples"),
-    "unknown method": (as_it_was, ["--client", "client-0", "--method", "amnesia"], "hf-kcu-trajectory"),
-    "trajectory of samples": (as_it_was, ["--samples", "client-0:1", "--method", "hf-kcu-trajectory"], "whole clients"),
+    "unknown method": (as_it_was, ["--client", "client-0", "--method", "amnesia"], "retrace-krylov"),
+    "iterations of no method": (as_it_was, ["--client", "client-0", "-k", "3"], "methods that have it: hf-kcu"),
+    "trajectory of samples": (as_it_was, ["--samples", "client-0:1", "--method", "retrace-krylov"], "whole clients"),
     "an option of another method": (
         as_it_was,
         ["--client", "client-0", "--method", "retrain", "-k", "0"],
@@ -374,7 +387,7 @@ class TestFolders:
     def test_a_file_in_the_place_of_the_result(self, run, expunge):
         (run / "without-client-0").write_text("mine")
         before = tree(run)
-        refused(expunge("forget", run, "--client", "client-0", "-k", "1"), "cannot be written")
+        refused(expunge("forget", run, "--client", "client-0"), "cannot be written")
         assert tree(run) == before
 
     def test_the_deployed_demo_without_flower(self, tmp_path, expunge, monkeypatch):

@@ -14,7 +14,7 @@ def run(tmp_path, monkeypatch, expunge):
     monkeypatch.setenv("COLUMNS", "100")
     tiny = ("--rounds", "6", "--clients", "5", "--epochs", "3", "--learning-rate", "0.1", "--model", "softmax")
     assert expunge("train", "--out", "run", *tiny, "--attacker", "client-3", "--boost", "4")[0] == 0
-    for method in ("hf-kcu-trajectory", "fine-tuning"):
+    for method in ("retrace-krylov", "fine-tuning"):
         assert expunge("forget", "run", "--client", "client-3", "--method", method)[0] == 0
     return tmp_path / "run"
 
@@ -45,7 +45,7 @@ def test_an_audit_retrains_judges_and_shows(run, expunge):
     folder = run / "without-client-3"
     assert len(list(folder.glob("retrain-*"))) == 5
     content = json.loads((folder / "audit.json").read_text())
-    assert set(content["methods"]) == {"hf-kcu-trajectory", "fine-tuning"}
+    assert set(content["methods"]) == {"retrace-krylov", "fine-tuning"}
     for name, own in content["methods"].items():
         assert own["verdict"] in ("EQUIVALENT", "UNDER-FORGOTTEN", "OVER-FORGOTTEN", "DAMAGED", "UNDECIDED"), name
         assert own["verdict"] in out
@@ -74,7 +74,7 @@ def test_an_audit_writes_the_report_too_and_a_new_try_removes_both(run, expunge)
     assert expunge("audit", "run", "--retrains", "0")[0] == 0
     assert derived <= {file.name for file in folder.iterdir()}
     rows = Results.load(folder / "results.json").rows
-    assert {row.method for row in rows} == {"trained", "hf-kcu-trajectory", "fine-tuning", "do-nothing"}
+    assert {row.method for row in rows} == {"trained", "retrace-krylov", "fine-tuning", "do-nothing"}
     assert "nothing" in (folder / "report.html").read_text().lower()
     assert expunge("forget", "run", "--client", "client-3", "--method", "fine-tuning")[0] == 0
     assert not derived & {file.name for file in folder.iterdir()}
@@ -84,7 +84,7 @@ def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge)
     code, out, err = expunge("audit", "run", "--retrains", "0")
     assert code == 0, err
     content = json.loads((run / "without-client-3" / "audit.json").read_text())
-    own = content["methods"]["hf-kcu-trajectory"]
+    own = content["methods"]["retrace-krylov"]
     assert own["verdict"] == "UNDECIDED"
     assert "retrained models" in own["reason"]
     assert own["attacks"] == {}

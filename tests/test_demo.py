@@ -29,7 +29,7 @@ def test_forgetting_by_trajectory_is_at_the_retrained_model_at_a_fraction_of_its
     assert len({row["seed"] for row in results["rows"]}) >= 3
     assert sum(row["method"] == "retrain" for row in results["rows"]) == 5 * len({r["seed"] for r in results["rows"]})
     assert mean(results, "trained", "asr") >= 0.8
-    for method in ("hf-kcu-trajectory", "hf-kcu-trajectory+recovery"):
+    for method in ("retrace-krylov", "retrace-krylov+recovery"):
         accuracy = mean(results, method, "test_accuracy") - mean(results, "retrain", "test_accuracy")
         assert accuracy >= -0.015, method
         assert mean(results, method, "asr") - mean(results, "retrain", "asr") <= 0.02, method

@@ -1,6 +1,7 @@
 """The facade on models and data of one's own."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from expunge.errors import DataError, ExpungeError, ModelError, RequestError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import TRAJECTORY
 from expunge.unlearning.request import Request
 from federation.small import Pairs, clients, digest, digest_of, linear, mlp, norm_net
+from unlearning.convex import digits_softmax, ridge, ridge_closed_form
+from unlearning.presets import KRYLOV, forgotten
 
 DATA = clients(ada=12, bob=14, cyd=10)
 PLAN = TrainingPlan(rounds=3, epochs=2, batch_size=4, learning_rate=0.2)
@@ -51,19 +52,19 @@ def own_module():
     return Gated().double()
 
 
-@pytest.mark.parametrize("use", ["hf-kcu", "hf-kcu-paper", "hf-kcu-gradient", "hf-kcu-trajectory"])
+@pytest.mark.parametrize("method", ["retrace", "hf-kcu-paper", "hf-kcu", "retrace-krylov"])
 @pytest.mark.parametrize("build", [linear, mlp, norm_net, own_module])
-def test_any_module_is_forgotten_from_and_not_touched(build, use):
+def test_any_module_is_forgotten_from_and_not_touched(build, method):
     model, memory = trained(build)
     model.train()
     for module in list(model.modules())[2:3]:
         module.eval()  # a mode of its own, as people who freeze a layer have it
     before, data = digest_of(model), digest(*(tensor for pair in DATA.values() for tensor in pair))
-    outcome = forget(model, DATA, "ada", memory=memory, use=use, **SCHEDULE)
+    outcome = forget(model, DATA, "ada", memory=memory, method=method, **SCHEDULE)
     assert digest_of(model) == before
     assert digest(*(tensor for pair in DATA.values() for tensor in pair)) == data
     assert outcome.succeeded
-    assert outcome.method == use
+    assert outcome.method == method
     assert set(outcome.memory.clients) == {"bob", "cyd"}
     assert set(memory.clients) == set(DATA)
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
@@ -75,20 +76,21 @@ def test_any_module_is_forgotten_from_and_not_touched(build, use):
 
 def test_it_is_the_method_behind_it():
     model, memory = trained()
-    outcome = forget(model, DATA, "ada", memory=memory, use="hf-kcu-trajectory", iterations=4, seed=3, **SCHEDULE)
+    outcome = forget(model, DATA, "ada", memory=memory, method="retrace-krylov", iterations=4, seed=3, **SCHEDULE)
     state = train(LocalEngine(mlp(), CrossEntropy(), DATA), Snapshot.of(mlp()), PLAN)
-    options = dataclasses.replace(TRAJECTORY, iterations=4, seed=3, damping=1 / (0.2 * 6 * 3))
-    direct = hf_kcu(LocalEngine(mlp(), CrossEntropy(), DATA), state, Request.of("ada"), options)
+    options = dataclasses.replace(KRYLOV, iterations=4, seed=3, damping=1 / (0.2 * 6 * 3))
+    direct = forgotten(LocalEngine(mlp(), CrossEntropy(), DATA), state, Request.of("ada"), options)
     assert outcome.state.model.digest == direct.state.model.digest
 
 
-@pytest.mark.parametrize("use", ["hf-kcu", "hf-kcu-gradient", "hf-kcu-trajectory+recovery"])
-def test_a_dataset_of_ones_own_gives_the_same(use):
+@pytest.mark.parametrize("method", ["retrace", "hf-kcu", "retrace-krylov+recovery"])
+def test_a_dataset_of_ones_own_gives_the_same(method):
     model, memory = trained()
-    plain = forget(model, DATA, "ada", memory=memory, use=use, **SCHEDULE)
+    plain = forget(model, DATA, "ada", memory=memory, method=method, **SCHEDULE)
     pairs = {name: Pairs(data) for name, data in DATA.items()}
     assert (
-        forget(model, pairs, "ada", memory=memory, use=use, **SCHEDULE).state.model.digest == plain.state.model.digest
+        forget(model, pairs, "ada", memory=memory, method=method, **SCHEDULE).state.model.digest
+        == plain.state.model.digest
     )
 
 
@@ -109,7 +111,7 @@ class TestTheClientIsGoneAlready:
         with pytest.raises(RequestError, match="no client 'ada'; there are bob, cyd"):
             forget(model, self.STAYING, "ada", **SCHEDULE)
         with pytest.raises(RequestError, match="cannot be reached"):
-            forget(model, self.STAYING, "ada", memory=memory, use="hf-kcu-gradient", **SCHEDULE)
+            forget(model, self.STAYING, "ada", memory=memory, method="hf-kcu", **SCHEDULE)
 
 
 def test_a_memory_recorded_from_state_dicts():
@@ -151,7 +153,7 @@ class TestKindsOfModels:
         model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.3), nn.Linear(3, 3)).double()
         with torch.no_grad():
             model[0].running_mean.fill_(5.0)
-        outcome = forget(model, DATA, "ada", damping=0.5, use="hf-kcu-gradient", tau=100.0)
+        outcome = forget(model, DATA, "ada", damping=0.5, method="hf-kcu", tau=100.0)
         kept = torch.cat([DATA["bob"][0], DATA["cyd"][0]])
         torch.testing.assert_close(outcome.state.model.buffers["0.running_mean"], kept.mean(dim=0))
 
@@ -164,7 +166,7 @@ class TestKindsOfModels:
         """theta + w/(1-w) (H_r + lambda)^-1 g_u, all written out for a linear model."""
         data = {name: (inputs, inputs @ torch.ones(3, 1).double() + 1) for name, (inputs, _) in DATA.items()}
         model = nn.Linear(3, 1, bias=False).double()
-        outcome = forget(model, data, "ada", loss="squared_error", l2=0.1, damping=0.5, scaling="none")
+        outcome = forget(model, data, "ada", loss="squared_error", l2=0.1, damping=0.5, tau=None)
         theta = model.weight.detach().flatten()
         (x, y), kept = data["ada"], torch.cat([data["bob"][0], data["cyd"][0]])
         gradient = x.T @ (x @ theta - y.flatten()) / 12 + 0.1 * theta
@@ -212,13 +214,17 @@ def nan_data(as_pairs):
         (lambda: forget(mlp(), DATA, "ada"), RequestError, "Give a damping"),
         (lambda: forget(mlp(), DATA, "ada", learning_rate=0.1), RequestError, "local_steps is missing"),
         (lambda: forget(mlp(), DATA, "ada", damping=-1.0), RequestError, "damping"),
-        (lambda: forget(mlp(), DATA, "ada", damping=0.1, iterations=0), RequestError, "iterations"),
-        (lambda: forget(mlp(), DATA, "ada", damping=0.1, curvature="fisher"), RequestError, "ggn, hessian"),
+        (lambda: forget(mlp(), DATA, "ada", damping=0.1, method="hf-kcu", iterations=0), RequestError, "iterations"),
+        (
+            lambda: forget(mlp(), DATA, "ada", damping=0.1, method="hf-kcu", curvature="fisher"),
+            RequestError,
+            "ggn, hessian",
+        ),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, loss="hinge"), RequestError, "hinge"),
-        (lambda: forget(mlp(), DATA, "ada", damping=0.1, use="amnesia"), RequestError, "hf-kcu-gradient"),
+        (lambda: forget(mlp(), DATA, "ada", damping=0.1, method="amnesia"), RequestError, "hf-kcu"),
         (lambda: forget(mlp(), {}, "ada", damping=0.1), RequestError, "at least one client"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, recovery=Recovery()), RequestError, "learning rate"),
-        (lambda: forget(mlp(), DATA, "ada", use="retrain"), RequestError, "training plan"),
+        (lambda: forget(mlp(), DATA, "ada", method="retrain"), RequestError, "training plan"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(call, kind, said):
@@ -231,9 +237,11 @@ def test_what_cannot_be_is_refused_in_one_sentence(call, kind, said):
 
 def test_an_unknown_option_lists_the_known_ones():
     with pytest.raises(RequestError) as caught:
-        forget(mlp(), DATA, "ada", damping=0.1, iteration=3)
+        forget(mlp(), DATA, "ada", damping=0.1, method="hf-kcu", iteration=3)
     assert "'iteration'" in str(caught.value)
     assert all(name in str(caught.value) for name in ("iterations", "tau", "recovery", "damping"))
+    with pytest.raises(RequestError, match=r"methods that have it: hf-kcu, .*retrace-krylov"):
+        forget(mlp(), DATA, "ada", damping=0.1, iterations=3)
 
 
 def test_a_memory_of_another_model_is_refused():
@@ -260,7 +268,7 @@ def test_a_client_that_stays_but_is_away_is_not_left_out_silently():
 def test_the_name_tells_of_a_recovery_round_and_true_will_do():
     model, memory = trained()
     outcome = forget(model, DATA, "ada", memory=memory, recovery=True, **SCHEDULE)
-    assert outcome.method == "hf-kcu+recovery"
+    assert outcome.method == "retrace+recovery"
     assert "recovery" in outcome.details
 
 
@@ -291,3 +299,108 @@ def test_numbers_are_no_class_labels_and_a_foreign_memory_is_no_memory():
 def test_outputs_with_a_third_dimension_are_refused_instead_of_scaled_wrongly():
     with pytest.raises(RequestError, match="one row of class scores"):
         CrossEntropy().per_sample(torch.zeros(2, 3, 5), torch.zeros(2, 5, dtype=torch.int64))
+
+
+class TestWhichMethodRuns:
+    """``auto``: retrace where vectors were kept of everybody who leaves, else hf-kcu, and why."""
+
+    def test_retrace_where_vectors_exist_without_a_word(self):
+        model, memory = trained()
+        outcome = forget(model, DATA, "ada", memory=memory, **SCHEDULE)
+        assert outcome.method == "retrace"
+        assert not any("hf-kcu ran" in warning for warning in outcome.warnings)
+        same = forget(model, DATA, "ada", memory=memory, method="retrace", **SCHEDULE)
+        assert outcome.state.model.digest == same.state.model.digest
+
+    @pytest.mark.parametrize(
+        ("kept", "asked", "said"),
+        [
+            (False, {"leaving": "ada"}, "No vectors were kept while training"),
+            (True, {"samples": {"ada": [0, 1]}}, "Samples whose client stays"),
+            (True, {"leaving": ["ada", "dan"]}, "No vector of dan was kept"),
+        ],
+    )
+    def test_else_hf_kcu_with_a_warning(self, kept, asked, said):
+        model, memory = trained()
+        everyone = {**DATA, "dan": DATA["cyd"]}
+        outcome = forget(model, everyone, **asked, memory=memory if kept else None, **SCHEDULE)
+        assert outcome.method == "hf-kcu"
+        assert [warning for warning in outcome.warnings if said in warning and "hf-kcu ran" in warning]
+        named = forget(model, everyone, **asked, memory=memory if kept else None, method="hf-kcu", **SCHEDULE)
+        assert named.state.model.digest == outcome.state.model.digest
+        assert not any("hf-kcu ran" in warning for warning in named.warnings)
+
+    @pytest.mark.parametrize("recovery", [False, None])
+    def test_no_recovery_may_be_said_so(self, recovery):
+        model, memory = trained()
+        outcome = forget(model, DATA, "ada", memory=memory, recovery=recovery, **SCHEDULE)
+        assert outcome.method == "retrace"
+        assert "recovery" not in outcome.details
+
+
+class TestDryRun:
+    def test_it_tells_what_would_be_done_and_does_nothing(self):
+        model, memory = trained()
+        before = digest_of(model)
+        planned = forget(model, DATA, "ada", memory=memory, dry_run=True, **SCHEDULE)
+        assert digest_of(model) == before
+        assert set(memory.clients) == set(DATA)
+        assert (planned.method, planned.leaving, planned.staying) == ("retrace", ("ada",), ("bob", "cyd"))
+        assert not planned.asked_owners
+        assert "retrace would forget ada; it asks 2 clients that stay." in str(planned)
+        json.dumps(planned.as_dict(), allow_nan=False)
+
+    @pytest.mark.parametrize("recovery", [False, True])
+    @pytest.mark.parametrize("method", ["retrace", "retrace-krylov", "hf-kcu", "hf-kcu-paper"])
+    def test_what_it_costs_is_at_most_what_was_said(self, method, recovery):
+        model, memory = trained()
+        call = {"memory": memory, "method": method, "recovery": recovery, **SCHEDULE}
+        planned = forget(model, DATA, "ada", dry_run=True, **call)
+        cost = forget(model, DATA, "ada", **call).cost
+        assert 0 < cost.rounds <= planned.estimate.messages
+        assert 0 < cost.sample_gradients <= planned.estimate.sample_gradients <= 12 * cost.sample_gradients
+        assert 0 < cost.bytes_down <= planned.estimate.bytes_down <= 13 * cost.bytes_down
+        assert 0 < cost.bytes_up <= planned.estimate.bytes_up <= 12 * cost.bytes_up
+        assert planned.seconds > 0
+
+    def test_a_bad_request_is_refused_there_too(self):
+        model, memory = trained()
+        with pytest.raises(RequestError, match="no client 'zoe'"):
+            forget(model, DATA, "zoe", memory=memory, dry_run=True, **SCHEDULE)
+
+
+class TestExactThroughTheFacade:
+    """More than 100 retained samples: all of them are asked for by name, not by the keyword for samples to forget."""
+
+    EXACT = {  # noqa: RUF012
+        "method": "hf-kcu",
+        "curvature_samples": None,
+        "damping": 0.0,
+        "iterations": 400,
+        "tolerance": 1e-12,
+        "tau": None,
+    }
+
+    def test_ridge(self):
+        few = ridge(3)
+        data = {name: (x.repeat(20, 1), y.repeat(20, 1)) for name, (x, y) in few.datasets.items()}
+        assert sum(len(x) for name, (x, _) in data.items() if name != "client-1") > 1000
+        repeated = dataclasses.replace(few, datasets=data)
+        model = repeated.model
+        Snapshot(ridge_closed_form(repeated, {}), {}, Snapshot.of(model).layout).write_to(model)
+        outcome = forget(model, data, "client-1", loss="squared_error", l2=few.loss.l2, **self.EXACT)
+        truth = ridge_closed_form(repeated, {"client-1": None})
+        assert float((outcome.state.model.parameters - truth).norm() / truth.norm()) < 1e-6
+        drawn = forget(
+            model, data, "client-1", loss="squared_error", l2=few.loss.l2, **{**self.EXACT, "curvature_samples": 20}
+        )
+        assert float((drawn.state.model.parameters - truth).norm() / truth.norm()) > 1e-4
+
+    def test_softmax(self):
+        federation = digits_softmax(0.01)
+        model, data = federation.model, federation.datasets
+        Snapshot(federation.optimum(), {}, Snapshot.of(model).layout).write_to(model)
+        before = Snapshot.of(model).parameters
+        outcome = forget(model, data, "client-0", l2=0.01, steps=3, **self.EXACT)
+        truth = federation.optimum({"client-0": None})
+        assert float((outcome.state.model.parameters - truth).norm() / (before - truth).norm()) < 1e-3

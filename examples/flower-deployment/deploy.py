@@ -39,7 +39,7 @@ SITES = {
     for number in range(4)
 }
 TRAINING = {"num-server-rounds": 8, "local-epochs": 5}
-FORGETTING = {"forget": ATTACKER, "method": "hf-kcu", "deadline": 300.0}
+FORGETTING = {"forget": ATTACKER, "method": "retrace", "deadline": 300.0}
 LIMIT = 900.0
 """Seconds that one run may take."""
 

@@ -13,20 +13,25 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
     from expunge.auditing.audit import audit
     from expunge.federation.keeping.memory import Memory
     from expunge.forgetting import forget
-    from expunge.unlearning.hf_kcu_options import HfKcuOptions
+    from expunge.unlearning.hf_kcu import HfKcuOptions
+    from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions
     from expunge.unlearning.recovery import Recovery
     from expunge.unlearning.registry import Outcome, methods
+    from expunge.unlearning.retrace import RetraceKrylovOptions, RetraceOptions
 
 __all__ = [
     "DataError",
     "ExpungeError",
     "HfKcuOptions",
+    "HfKcuPaperOptions",
     "Memory",
     "ModelError",
     "NumericalError",
     "Outcome",
     "Recovery",
     "RequestError",
+    "RetraceKrylovOptions",
+    "RetraceOptions",
     "SiteError",
     "audit",
     "forget",
@@ -34,10 +39,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "HfKcuOptions": "expunge.unlearning.hf_kcu_options",
+    "HfKcuOptions": "expunge.unlearning.hf_kcu",
+    "HfKcuPaperOptions": "expunge.unlearning.hf_kcu_paper",
     "Memory": "expunge.federation.keeping.memory",
     "Outcome": "expunge.unlearning.registry",
     "Recovery": "expunge.unlearning.recovery",
+    "RetraceKrylovOptions": "expunge.unlearning.retrace",
+    "RetraceOptions": "expunge.unlearning.retrace",
     "audit": "expunge.auditing.audit",
     "forget": "expunge.forgetting",
     "methods": "expunge.unlearning.registry",

@@ -28,8 +28,9 @@ from expunge.federation.engines.local_data import LocalData, MapStyleDataset
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
+from expunge.forgetting import DryRun, choose
 from expunge.unlearning.recovery import Recovery
-from expunge.unlearning.registry import Method, Outcome
+from expunge.unlearning.registry import AUTO, Outcome
 from expunge.unlearning.registry import method as registered
 from expunge.unlearning.request import Request
 
@@ -48,13 +49,14 @@ def forget(
     store: str | Path,
     model: nn.Module,
     samples: Mapping[str, Sequence[int]] | None = None,
-    method: str = "hf-kcu",
+    method: str = AUTO,
     validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
     loss: object = "cross_entropy",
     l2: float = 0.0,
     deadline: float = 900.0,
+    dry_run: bool = False,
     **options: Any,
-) -> Outcome:
+) -> Outcome | DryRun:
     """Take sites (or samples inside sites) out of the model that a ``Recorder`` keeps.
 
     Afterwards the store holds the new model; the old one and the vectors of those who left are deleted. Where the
@@ -67,15 +69,16 @@ def forget(
         store: the Recorder's folder.
         model: the architecture; its weights play no part.
         samples: indices to forget inside sites that stay.
-        method: any method of ``expunge methods``.
+        method: any of ``expunge methods``; ``auto`` is retrace where the store has a vector of everybody who leaves.
         validation: the server's own data, on which the safety belt then looks at the loss.
         loss: of the validation data.
         l2: of the validation data's loss.
         deadline: seconds that one message round may take.
-        options: any option of that method, such as ``iterations=20`` or ``recovery=True``.
+        dry_run: only say what would be done, by which method, and what it would cost at most; no site is asked to work.
+        options: any option of that method, such as ``curvature_samples=500`` or ``recovery=True``.
 
     Returns:
-        What was done; ``outcome.write_to(model)`` puts the new weights into a model.
+        What was done; ``outcome.write_to(model)`` puts the new weights into a model. Or the dry run.
     """
     own, request = StateStore(store), Request.of(sites, samples)
     asked = _described(request, method, options, _digest(validation, loss, l2))
@@ -89,7 +92,8 @@ def forget(
                 f"A request to forget {unfinished} is unfinished in {own.folder}: resume() or abandon() it."
             )
         _require_same_validation(own, asked["validation"])
-        return _forgotten(grid, own, model, asked, _validation(validation, model, loss, l2), deadline)
+        work = _Work(grid, own, model, asked, _validation(validation, model, loss, l2), deadline)
+        return work.dry_run() if dry_run else work.run()
 
 
 def resume(
@@ -111,7 +115,7 @@ def resume(
         if own.book.pending is None:
             raise RequestError(f"Nothing is unfinished in {own.folder}.")
         _require_same_validation(own, _digest(validation, loss, l2))
-        return _forgotten(grid, own, model, own.book.pending, _validation(validation, model, loss, l2), deadline)
+        return _Work(grid, own, model, own.book.pending, _validation(validation, model, loss, l2), deadline).run()
 
 
 def abandon(store: str | Path) -> None:
@@ -124,48 +128,58 @@ def abandon(store: str | Path) -> None:
         own.write(dataclasses.replace(own.book, pending=None))
 
 
-def _forgotten(
-    grid: Grid,
-    store: StateStore,
-    model: nn.Module,
-    asked: Mapping[str, Any],
-    validation: Client | None,
-    deadline: float,
-) -> Outcome:
-    """Run the method on the sites that stay, with every finished round on disk, and let the store go on without."""
-    request, chosen, state = Request.of(asked["clients"], asked["samples"]), _configured(asked), store.load(model)
-    remembered = state.memory.clients if state.memory is not None else ()
-    parties = request.parties(store.book.counts, remembered)  # who trained; it need not be online
-    may_miss = getattr(chosen.options, "missing", "refuse") == "leave-out"
-    source = getattr(chosen.options, "source", None)
-    asks_owners = source == "gradient" or (source == "auto" and bool(request.samples))
-    needed = [name for name in remembered if asks_owners or name not in parties.leaving]
-    engine = FlowerEngine(
-        grid,
-        deadline=deadline,
-        wait_for=() if may_miss else needed,
-        validation=validation,
-        on_round=lambda done: _log.info("expunge: message round %d of forgetting is done", done),
-    )
-    # Who was forgotten earlier may still be online, and who is new has no part in the model yet.
-    engine = engine.without(set(engine.clients()) - set(remembered))
-    for name, count in engine.clients().items():
-        if count > (trained_with := store.book.counts.get(name, count)):
-            raise SiteError(
-                f"Site {name!r} announces {count} samples where it trained with {trained_with}: "
-                "let it use the data that it trained with; nothing was changed."
-            )
-    if store.book.pending is None:
-        store.write(dataclasses.replace(store.book, pending=asked))
-    journal = Journal(store.journal)
-    try:
-        outcome = chosen(JournaledEngine(engine, journal), state, request)
-    except ExpungeError as problem:
-        if not isinstance(problem, SiteError | RequestError) or len(journal) == 0:  # no use in going on
-            store.write(dataclasses.replace(store.book, pending=None))
-        raise
-    _finish(store, request, parties.leaving, outcome, model)
-    return outcome
+class _Work:
+    """One request on the sites that stay: the method is settled by the store, the engine waits for whom it needs."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        store: StateStore,
+        model: nn.Module,
+        asked: Mapping[str, Any],
+        validation: Client | None,
+        deadline: float,
+    ) -> None:
+        self._store, self._model, self._asked = store, model, asked
+        self._request, self._state = Request.of(asked["clients"], asked["samples"]), store.load(model)
+        remembered = self._state.memory.clients if self._state.memory is not None else ()
+        self._parties = self._request.parties(store.book.counts, remembered)  # who trained; it need not be online
+        self._choice = choose(self._state, self._request, asked["method"], asked["options"])
+        needed = [name for name in remembered if self._choice.method.asks_owners or name not in self._parties.leaving]
+        engine = FlowerEngine(
+            grid,
+            deadline=deadline,
+            wait_for=() if self._choice.may_miss else needed,
+            validation=validation,
+            on_round=lambda done: _log.info("expunge: message round %d of forgetting is done", done),
+        )
+        # Who was forgotten earlier may still be online, and who is new has no part in the model yet.
+        self._engine = engine.without(set(engine.clients()) - set(remembered))
+        for name, count in self._engine.clients().items():
+            if count > (trained_with := store.book.counts.get(name, count)):
+                raise SiteError(
+                    f"Site {name!r} announces {count} samples where it trained with {trained_with}: "
+                    "let it use the data that it trained with; nothing was changed."
+                )
+
+    def dry_run(self) -> DryRun:
+        """What would be done."""
+        return self._choice.dry_run(self._engine, self._state, self._request)
+
+    def run(self) -> Outcome:
+        """Run the method with every finished round on disk, and let the store go on without those who leave."""
+        store = self._store
+        if store.book.pending is None:
+            store.write(dataclasses.replace(store.book, pending=self._asked))
+        journal = Journal(store.journal)
+        try:
+            outcome = self._choice.run(JournaledEngine(self._engine, journal), self._state, self._request)
+        except ExpungeError as problem:
+            if not isinstance(problem, SiteError | RequestError) or len(journal) == 0:  # no use in going on
+                store.write(dataclasses.replace(store.book, pending=None))
+            raise
+        _finish(store, self._request, self._parties.leaving, outcome, self._model)
+        return outcome
 
 
 def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outcome: Outcome, model: nn.Module) -> None:
@@ -189,7 +203,8 @@ def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outco
 
 
 def _described(request: Request, method: str, options: Mapping[str, Any], validation: str | None) -> dict[str, Any]:
-    """The request as it stands in the store."""
+    """The request as it stands in the store; options that the method does not have are refused here."""
+    registered(method).configured(options)
     samples = {name: list(indices) for name, indices in request.samples.items()}
     plain = {name: _plain(value) for name, value in options.items()}
     asked = {
@@ -208,16 +223,6 @@ def _described(request: Request, method: str, options: Mapping[str, Any], valida
 
 def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if isinstance(value, Recovery) else value
-
-
-def _configured(asked: Mapping[str, Any]) -> Method:
-    """The method with the options that were asked for."""
-    options = dict(asked["options"])
-    if options.get("recovery") is True:
-        options["recovery"] = Recovery()
-    elif isinstance(options.get("recovery"), Mapping):
-        options["recovery"] = Recovery(**options["recovery"])
-    return registered(asked["method"]).configured(**options)
 
 
 def _validation(

@@ -1,10 +1,12 @@
-"""Forgetting for somebody's own model and data: the one function that most users need."""
+"""The one way to forget: what expunge.forget, the command line and Flower share, and the function most users need."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 
@@ -12,20 +14,147 @@ from expunge.auditing.functional import predict
 from expunge.core.losses import CrossEntropy, Loss, as_loss
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
+from expunge.federation.engines.engine import Engine
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.engines.local_data import LocalData, MapStyleDataset
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Draw, Gradient
 from expunge.federation.training.plan import Schedule
 from expunge.progress import progress_bars, watch_rounds
-from expunge.unlearning.recovery import Recovery
-from expunge.unlearning.registry import Outcome, method
-from expunge.unlearning.request import Request
+from expunge.unlearning.auto import resolved
+from expunge.unlearning.estimate import Estimate, Size
+from expunge.unlearning.registry import AUTO, Method, Outcome
+from expunge.unlearning.registry import method as registered
+from expunge.unlearning.request import Parties, Request
+
+Data = tuple[Tensor, Tensor] | MapStyleDataset
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What would be done, and about what it would cost at most; nothing was changed and nobody was asked.
+
+    Attributes:
+        method: that would run.
+        leaving: whole clients that would be forgotten.
+        samples: how many samples of each client that stays would be.
+        staying: who would be asked to help.
+        asked_owners: whether those who leave are asked, too.
+        estimate: messages, bytes and sample-gradients, at most; None where the method does not say.
+        seconds: about so many, at most; None where it cannot be told.
+        warnings: sentences for the person who asked.
+    """
+
+    method: str
+    leaving: tuple[str, ...]
+    samples: dict[str, int]
+    staying: tuple[str, ...]
+    asked_owners: bool
+    estimate: Estimate | None
+    seconds: float | None
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        what = [*self.leaving, *(f"{count} samples of {name}" for name, count in self.samples.items())]
+        asked = f"asks {len(self.staying)} clients that stay" + (" and those who leave" if self.asked_owners else "")
+        lines = [f"{self.method} would forget {', '.join(what)}; it {asked}."]
+        if self.estimate is not None:
+            cost = self.estimate
+            lines.append(
+                f"At most {cost.messages} messages to each, about {_megabytes(cost.bytes_down)} sent and "
+                f"{_megabytes(cost.bytes_up)} received, {cost.sample_gradients:,.0f} sample-gradients"
+                + (f", {self.seconds:.1f} s." if self.seconds is not None else "; the time depends on the clients.")
+            )
+        else:
+            lines.append("How many messages it takes is not known beforehand.")
+        return "\n".join([*lines, *self.warnings])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The method that answers a request, with its options; made by ``choose``.
+
+    Attributes:
+        method: configured, never ``auto``.
+        warnings: where it is not the method that should run.
+    """
+
+    method: Method
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether clients that stay but are away may be left out."""
+        return getattr(self.method.options, "missing", "refuse") == "leave-out"
+
+    def run(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
+        """Forget; the outcome names the method that ran, and says why where it is not the one that should."""
+        outcome = self.method(engine, state, request)
+        return replace(outcome, warnings=(*self.warnings, *outcome.warnings))
+
+    def dry_run(self, engine: Engine, state: ServerState, request: Request) -> DryRun:
+        """What ``run`` would do; nobody is asked but, in this process, one client for a few gradients to time."""
+        remembered = state.memory.clients if state.memory is not None else ()
+        parties = request.parties(engine.clients(), remembered)
+        estimate = None
+        if self.method.estimate is not None:
+            estimate = self.method.estimate(self.method.options, Size.of(state, parties))
+        return DryRun(
+            self.method.label,
+            parties.leaving,
+            {name: len(indices) for name, indices in parties.partly.items()},
+            tuple(parties.retained),
+            self.method.asks_owners,
+            estimate,
+            _seconds(engine, state, parties, estimate),
+            self.warnings,
+        )
+
+
+def choose(
+    state: ServerState, request: Request, method: str = AUTO, options: Mapping[str, Any] | None = None
+) -> Choice:
+    """The method of that name with these options; ``auto`` is settled by what was kept while training.
+
+    Args:
+        state: the trained model, and what was kept.
+        request: what is to be forgotten.
+        method: any of ``expunge methods``.
+        options: of that method; plain values will do.
+    """
+    return Choice(*resolved(registered(method).configured(options or {}), state, request))
+
+
+@overload
+def forget(
+    model: nn.Module,
+    clients: Mapping[str, Data],
+    leaving: str | Sequence[str] = (),
+    *,
+    dry_run: Literal[True],
+    **everything: Any,
+) -> DryRun: ...
+
+
+@overload
+def forget(
+    model: nn.Module,
+    clients: Mapping[str, Data],
+    leaving: str | Sequence[str] = (),
+    *,
+    dry_run: Literal[False] = False,
+    **everything: Any,
+) -> Outcome: ...
 
 
 def forget(
     model: nn.Module,
-    clients: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset],
+    clients: Mapping[str, Data],
     leaving: str | Sequence[str] = (),
     *,
     samples: Mapping[str, Sequence[int]] | None = None,
@@ -36,11 +165,12 @@ def forget(
     local_steps: float | None = None,
     rounds: int | None = None,
     batch_size: int = 64,
-    validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
-    use: str = "hf-kcu",
+    validation: Data | None = None,
+    method: str = AUTO,
     progress: bool = True,
+    dry_run: bool = False,
     **options: Any,
-) -> Outcome:
+) -> Outcome | DryRun:
     """Take clients (or samples inside clients) out of a trained model.
 
     Args:
@@ -51,42 +181,41 @@ def forget(
         samples: indices to forget inside clients that stay.
         loss: ``"cross_entropy"``, ``"squared_error"`` or a plain ``nn.CrossEntropyLoss()``.
         l2: the training's L2 factor (weight decay).
-        memory: what was recorded while training, for the trajectory source.
+        memory: what was recorded while training: retrace needs it.
         learning_rate: of the clients' SGD in the training.
         local_steps: SGD steps that a client made in one round, on average.
         rounds: of the training; by default as many as the memory recorded.
         batch_size: of the training, for a recovery round or a short one after a long step.
         validation: samples of your own: how long a step may be is then decided on them, not on the clients' word.
-        use: the method's name.
+        method: its name; ``auto`` is retrace where the memory has a vector of everybody who leaves, else hf-kcu.
         progress: show a bar while it works, on a terminal.
-        options: any option of that method, such as ``iterations=20`` or ``recovery=True``.
+        dry_run: only say what would be done, by which method, and what it would cost at most.
+        options: any option of that method, such as ``curvature_samples=None`` or ``recovery=True``.
 
     Returns:
-        What was done: the new weights, the memory for the next request, the cost, and the details.
+        What was done: the new weights, the memory for the next request, the cost, and the details; or the dry run.
 
     Example:
         >>> import torch
         >>> data = {name: (torch.randn(20, 2), torch.randint(0, 2, (20,))) for name in ("ada", "bob", "cyd")}
-        >>> outcome = forget(nn.Linear(2, 2), data, leaving="ada", damping=0.1, iterations=3)
+        >>> outcome = forget(nn.Linear(2, 2), data, leaving="ada", method="hf-kcu", damping=0.1, iterations=3)
         >>> outcome.method, outcome.succeeded
         ('hf-kcu', True)
     """
-    if options.get("recovery") is True:
-        options["recovery"] = Recovery()
-    chosen = method(use).configured(**options)
-    rounds = rounds or (memory.rounds if memory is not None else None)
-    schedule = _schedule(learning_rate, local_steps, rounds, batch_size)
-    state = ServerState(Snapshot.of(model), schedule, memory)
     trained_with = as_loss(loss, l2)
-    engine = LocalEngine(model, trained_with, clients, validation=validation)
-    request = Request.of(leaving, samples)
+    rounds = rounds or (memory.rounds if memory is not None else None)
+    state = ServerState(Snapshot.of(model), _schedule(learning_rate, local_steps, rounds, batch_size), memory)
+    engine, request = LocalEngine(model, trained_with, clients, validation=validation), Request.of(leaving, samples)
     request.parties(engine.clients(), memory.clients if memory is not None else ())  # a bad request is told first
+    choice = choose(state, request, method, options)
     own = {} if validation is None else {"validation": validation}
     _require_fitting(model, state.model, {**clients, **own}, trained_with)
+    if dry_run:
+        return choice.dry_run(engine, state, request)
     with progress_bars() if progress else nullcontext() as bars:
         if bars is not None:
-            watch_rounds(engine, chosen.options, bars)
-        return chosen(engine, state, request)
+            watch_rounds(engine, choice.method.options, bars)
+        return choice.run(engine, state, request)
 
 
 def _schedule(
@@ -102,12 +231,7 @@ def _schedule(
     return Schedule(learning_rate, local_steps, rounds, batch_size)
 
 
-def _require_fitting(
-    model: nn.Module,
-    snapshot: Snapshot,
-    clients: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset],
-    loss: Loss,
-) -> None:
+def _require_fitting(model: nn.Module, snapshot: Snapshot, clients: Mapping[str, Data], loss: Loss) -> None:
     """One sample of every client through the model: what does not fit is told in a sentence, before the work."""
     for name, source in clients.items():
         inputs, targets = LocalData(source, name).take([0])
@@ -131,3 +255,20 @@ def _require_fitting(
                 raise DataError(
                     f"Client {name!r} has labels {low} to {high}, but the model tells {outputs.shape[1]} classes apart."
                 )
+
+
+def _seconds(engine: Engine, state: ServerState, parties: Parties, estimate: Estimate | None) -> float | None:
+    """About how long the estimated work takes here, from a few timed gradients of a client; elsewhere nobody knows."""
+    if estimate is None or not isinstance(engine, LocalEngine):
+        return None
+    name = max(parties.retained, key=lambda client: parties.counts[client])
+    task = {name: Gradient(state.model, exclude=parties.retained[name], draw=Draw(64, seed=0))}
+    apart = engine.without(())  # with an account of its own
+    apart.ask(task)  # the first one loads libraries
+    before, started = apart.cost.sample_gradients, time.perf_counter()
+    apart.ask(task)
+    return (time.perf_counter() - started) / (apart.cost.sample_gradients - before) * estimate.sample_gradients
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -13,14 +13,13 @@ from expunge.auditing.certificate import Certificate, certify
 from expunge.auditing.residual import newton_reference
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT
 from expunge.unlearning.request import Request
 from unlearning.convex import ConvexFederation
+from unlearning.presets import CORRECTED, forgotten
 
 LEAVER = "client-0"
 NEWTON = dataclasses.replace(
-    GRADIENT, samples=None, damping=0.0, iterations=200, tolerance=1e-12, scaling="none", gradient_of="retained"
+    CORRECTED, curvature_samples=None, damping=0.0, iterations=200, tolerance=1e-12, tau=None, gradient_of="retained"
 )
 WIDE = Budget(sigma=1e9, epsilon=1.0, delta=1e-5)
 
@@ -80,7 +79,7 @@ def retrained(federation: ConvexFederation, leave_out: dict[str, list[int] | Non
 def unlearned(federation: ConvexFederation, start: Tensor, **options: object) -> Tensor:
     """By HF-KCU's Newton steps, as many as asked for."""
     changed = dataclasses.replace(NEWTON, **options)  # type: ignore[arg-type]
-    outcome = hf_kcu(federation.engine(), federation.state(start), Request.of(LEAVER), changed)
+    outcome = forgotten(federation.engine(), federation.state(start), Request.of(LEAVER), changed)
     return outcome.state.model.parameters
 
 

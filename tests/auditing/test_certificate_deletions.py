@@ -15,8 +15,8 @@ from expunge.core.losses import SquaredError
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.state import ServerState
-from expunge.unlearning.hf_kcu import hf_kcu
 from expunge.unlearning.request import Request
+from unlearning.presets import forgotten
 
 CLIENTS, DELETIONS = 200, 100
 COMPONENTS = 20
@@ -75,7 +75,7 @@ def test_a_hundred_clients_leave_one_by_one_at_epsilon_1_for_all_releases_togeth
         left.append(f"client-{number}")
         request = Request.of(left)
         retained = request.parties(engine.clients()).retained
-        state = hf_kcu(engine, state, request, options).state
+        state = forgotten(engine, state, request, options).state
         certificate = certify(engine, model, loss, state.model, retained, budget)
         budget = certificate.budget
         released = release(state.model, certificate, seed=11)  # refused where the certificate does not hold

@@ -144,7 +144,7 @@ class TestRetained:
 
 
 class TestSolver:
-    def outcome(self, state, name="hf-kcu-gradient"):
+    def outcome(self, state, name="hf-kcu"):
         return method(name)(engine(), state, REQUEST)
 
     def test_from_the_details(self, state):
@@ -176,7 +176,7 @@ class TestSolver:
 
 
 def test_all_together_and_never_a_proof(state):
-    outcome = method("hf-kcu-gradient")(engine(), state, REQUEST)
+    outcome = method("hf-kcu")(engine(), state, REQUEST)
     found = engine_evidence(engine(), state.model, outcome, REQUEST)
     assert [piece.what for piece in found] == ["retained loss", "retained gradient", "solver"]
     found.append(held_out_evidence(outputs(3.0), outputs(0.0), LABELS, LABELS))

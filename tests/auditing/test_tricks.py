@@ -19,10 +19,9 @@ from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, NumericalError, RequestError
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.request import Request
 from federation.small import Watching, clients, linear, mlp
+from unlearning.presets import RETRACE, forgotten
 
 DATA = clients(ada=30, bob=20, cyd=25)
 PLAN = TrainingPlan(rounds=10, epochs=2, batch_size=8, learning_rate=0.1, seed=3)
@@ -62,7 +61,7 @@ class TestTricks:
         assert len({model.digest for model in models.values()}) == len(models)
 
     def test_the_wrong_sign_mirrors_the_right_one(self, state):
-        right = hf_kcu(engine(), state, REQUEST, HfKcuOptions()).state.model.parameters
+        right = forgotten(engine(), state, REQUEST, RETRACE).state.model.parameters
         wrong = wrong_sign(engine(), state, REQUEST).parameters
         torch.testing.assert_close((right + wrong) / 2, state.model.parameters)
         assert not torch.equal(right, wrong)

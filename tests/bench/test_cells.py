@@ -84,7 +84,7 @@ class TestRetraining:
 
 class TestForgetting:
     def test_the_trajectory_source_cannot_reach_the_leaver_and_the_gradient_source_does(self, store, asked):
-        for method, reached in (("hf-kcu-trajectory+recovery", False), ("hf-kcu-gradient", True)):
+        for method, reached in (("retrace-krylov+recovery", False), ("hf-kcu", True)):
             store.make(TrainedCell(SCENARIO))
             del asked[:]
             store.make(ForgottenCell(SCENARIO, Contender(method), (GONE,)))
@@ -118,9 +118,9 @@ class TestForgetting:
         size = store.federation(SCENARIO).initial().stored_bytes
         stored = {
             name: made(store, ForgottenCell(SCENARIO, Contender(name), (GONE,))).record["stored_bytes"]
-            for name in ("hf-kcu-trajectory", "fine-tuning", "fed-eraser", "sisa")
+            for name in ("retrace-krylov", "fine-tuning", "fed-eraser", "sisa")
         }
-        assert stored["hf-kcu-trajectory"] == 4 * size
+        assert stored["retrace-krylov"] == 4 * size
         assert stored["fine-tuning"] == 0
         assert stored["fed-eraser"] == (1 + 2 * 4) * size  # the start, and two of three rounds of four clients
         assert stored["sisa"] >= 2 * 3 * size  # three shards, each its start and at least one stage
@@ -136,14 +136,14 @@ class TestForgetting:
 
     def test_a_new_default_is_another_cell_and_an_option_at_its_default_is_the_same(self, store):
         plain, same, other = (
-            ForgottenCell(SCENARIO, Contender("hf-kcu-gradient", options), (GONE,))
+            ForgottenCell(SCENARIO, Contender("hf-kcu", options), (GONE,))
             for options in ({}, {"tau": 0.05}, {"tau": 0.5})
         )
         assert store.path(plain) == store.path(same) != store.path(other)
 
     def test_a_lie_changes_the_model_and_one_that_is_no_number_leaves_it(self, store):
         honest, flipped, broken = (
-            made(store, ForgottenCell(SCENARIO, Contender("hf-kcu-gradient"), (GONE,), tamper))
+            made(store, ForgottenCell(SCENARIO, Contender("hf-kcu"), (GONE,), tamper))
             for tamper in ("", "flipped", "not a number")
         )
         assert flipped.state.model.digest != honest.state.model.digest
@@ -152,7 +152,7 @@ class TestForgetting:
         assert broken.cost.rounds >= 1
 
     def test_after_a_failure_the_next_departure_still_works(self, store):
-        strict = Contender("hf-kcu-trajectory", {"tau": 0.0, "samples": None})
+        strict = Contender("retrace-krylov", {"tau": 0.0, "curvature_samples": None})
         failing = dataclasses.replace(strict, options={**strict.options, "damping": 1e-9, "iterations": 1})
         both = (Forget(("client-1",)), GONE)
         for step in (1, 2):
@@ -180,7 +180,7 @@ def test_liars_lie_about_their_gradient_and_nobody_else_does():
 class TestMeasuring:
     def test_the_last_of_several_departures_the_mean_cost_and_what_training_kept(self, store):
         forgets = (Forget(("client-1",)), Forget(("client-2",)))
-        setting = Setting("two", SCENARIO, forgets, (Contender("hf-kcu-trajectory"),), retrains=3, same_init=2)
+        setting = Setting("two", SCENARIO, forgets, (Contender("retrace-krylov"),), retrains=3, same_init=2)
         for cell in [TrainedCell(SCENARIO), *(RetrainedCell(SCENARIO, Forget(("client-1",)), 0),)]:
             store.make(cell)
         steps = [made(store, ForgottenCell(SCENARIO, setting.contenders[0], forgets[:n])) for n in (1, 2)]
@@ -189,11 +189,11 @@ class TestMeasuring:
         for number in range(2):
             store.make(RetrainedCell(SCENARIO, Forget(("client-1", "client-2")), number, fresh=False))
         part = measure(setting, None, store)
-        (row,) = (row for row in part.rows if row.method == "hf-kcu-trajectory" and row.variant == "two")
+        (row,) = (row for row in part.rows if row.method == "retrace-krylov" and row.variant == "two")
         spent = [step.cost.sample_gradients for step in steps]
         assert row.sample_gradients == pytest.approx(sum(spent) / 2)
         assert row.stored_bytes == steps[0].record["stored_bytes"] > steps[1].record["stored_bytes"]
-        after = {row.variant: row for row in part.rows if row.method == "hf-kcu-trajectory"}
+        after = {row.variant: row for row in part.rows if row.method == "retrace-krylov"}
         assert set(after) == {
             "two",
             "two, after 0: client-1",
@@ -210,17 +210,17 @@ class TestMeasuring:
         assert len(part.noise_same_init["kl"]) == 2
 
     def test_a_method_that_gave_up_is_called_failed_and_has_no_speedup(self, store):
-        setting = Setting("lie", SCENARIO, (GONE,), (Contender("hf-kcu-gradient"),), 3, 0, tamper="not a number")
+        setting = Setting("lie", SCENARIO, (GONE,), (Contender("hf-kcu"),), 3, 0, tamper="not a number")
         store.make(TrainedCell(SCENARIO))
         for number in range(3):
             store.make(RetrainedCell(SCENARIO, GONE, number))
         store.make(ForgottenCell(SCENARIO, setting.contenders[0], (GONE,), "not a number"))
-        (row,) = (row for row in measure(setting, None, store).rows if row.method == "hf-kcu-gradient")
+        (row,) = (row for row in measure(setting, None, store).rows if row.method == "hf-kcu")
         assert (row.verdict, row.speedup, row.speedup_in_gradients) == (FAILED, None, None)
         assert row.sample_gradients is not None
 
     def test_overheads(self, store):
-        names = ("hf-kcu-trajectory", "fine-tuning", "fed-eraser", "sisa")
+        names = ("retrace-krylov", "fine-tuning", "fed-eraser", "sisa")
         contenders = tuple(Contender(name) for name in names)
         setting = Setting("over", SCENARIO, (GONE,), contenders, 3, 0)
         for cell in (TrainedCell(SCENARIO, updates=True), ShardedCell(SCENARIO)):
@@ -233,7 +233,7 @@ class TestMeasuring:
         trained, sharded = store.kept(TrainedCell(SCENARIO)), store.kept(ShardedCell(SCENARIO))
         kept = trained.record["keeping_seconds"]
         rest = trained.cost.seconds - sum(kept.values())
-        assert rows["hf-kcu-trajectory"].training_overhead == pytest.approx(kept["vectors"] / rest)
+        assert rows["retrace-krylov"].training_overhead == pytest.approx(kept["vectors"] / rest)
         assert rows["fed-eraser"].training_overhead == pytest.approx(kept["updates"] / rest)
         assert rows["fine-tuning"].training_overhead == 0
         more = sharded.cost.sample_gradients / trained.cost.sample_gradients - 1

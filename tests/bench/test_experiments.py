@@ -73,15 +73,16 @@ def test_a_finished_cell_is_never_made_again_and_experiments_share_them(store):
 def test_every_table_has_every_system_of_the_paper_and_the_controls():
     compared = {contender.method for contender in EVERYONE}
     assert compared >= {"gradient-ascent", "fed-eraser", "sisa", "hf-kcu-paper", "fine-tuning-same-budget"}
-    registered = {name for name in methods() if not name.startswith("hf-kcu")} - {"retrain", "do-nothing"}
-    assert registered <= compared
+    ours = {name for name in methods() if name.startswith(("retrace", "hf-kcu"))}
+    assert {name for name in methods() if name not in {*ours, "auto", "retrain", "do-nothing"}} <= compared
+    assert {"retrace", "retrace-krylov", "hf-kcu", "hf-kcu-paper"} <= compared
 
 
 def test_the_control_gets_exactly_the_budget_of_the_default(store):
     run(experiment("main"), SMOKE, SMOKE.seeds, store, workers=1)
     scenario = SMOKE.base.with_seed(10)
     control = next(contender for contender in EVERYONE if contender.budget_of is not None)
-    assert control.budget_of.method == "hf-kcu"
+    assert control.budget_of.method == "retrace"
     tuned, ours = (
         store.kept(ForgottenCell(scenario, contender, (Forget((LEAVER,)),)))
         for contender in (control, control.budget_of)
@@ -96,7 +97,7 @@ def test_who_never_took_part_is_asked_since_no_vector_of_it_was_kept(store):
     kept = store.kept(TrainedCell(scenario)).state.memory.clients
     assert len(kept) == 2
     for name in scenario.names:
-        cell = ForgottenCell(scenario, Contender("hf-kcu"), (Forget((name,)),))
+        cell = ForgottenCell(scenario, Contender("auto"), (Forget((name,)),))
         store.make(cell)
         details = store.kept(cell).record["details"]
         assert details["source"] == ("trajectory" if name in kept else "gradient")
@@ -104,12 +105,12 @@ def test_who_never_took_part_is_asked_since_no_vector_of_it_was_kept(store):
 
 def test_a_cell_is_named_by_what_determines_its_model_and_nothing_else(store):
     scenario = SMOKE.base.with_seed(10)
-    cell = ForgottenCell(scenario, Contender("hf-kcu-gradient", {"damping": 0.1}, "mine"), (Forget((LEAVER,)),))
+    cell = ForgottenCell(scenario, Contender("hf-kcu", {"damping": 0.1}, "mine"), (Forget((LEAVER,)),))
     same = dataclasses.replace(cell, contender=dataclasses.replace(cell.contender, label="yours"))
     assert store.path(same) == store.path(cell)
     assert store.path(TrainedCell(scenario, updates=True)) == store.path(TrainedCell(scenario))
     others = [
-        dataclasses.replace(cell, contender=Contender("hf-kcu-gradient", {"damping": 0.2})),
+        dataclasses.replace(cell, contender=Contender("hf-kcu", {"damping": 0.2})),
         dataclasses.replace(cell, scenario=SMOKE.base.with_seed(11)),
         dataclasses.replace(cell, forgets=(Forget(("client-1",)),)),
         dataclasses.replace(cell, tamper="flipped"),
@@ -245,7 +246,7 @@ def test_the_fresh_seeds_are_in_no_other_experiment_and_the_default_is_alone_the
     own = each.seeded(size, each.default_seeds(size))
     others = {s for name, e in EXPERIMENTS.items() if name not in ("fresh", "verdict") for s in e.default_seeds(size)}
     assert {setting.scenario.seed for setting in own}.isdisjoint(others)
-    assert all(setting.contenders == (Contender("hf-kcu"),) for setting in own)
+    assert all(setting.contenders == (Contender("retrace"),) for setting in own)
     assert {setting.retrains for setting in own} == {size.other_retrains}
     for setting in own:
         attackers = setting.forgets[0].clients if setting.label.endswith(", strong") else ()

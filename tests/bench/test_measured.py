@@ -13,7 +13,7 @@ from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store
 from expunge.bench.workers import one_by_one
 
-CONTENDERS = (Contender("sisa"), Contender("hf-kcu"), Contender("hf-kcu-gradient", {"damping": 0.1}, "gradient"))
+CONTENDERS = (Contender("sisa"), Contender("retrace"), Contender("hf-kcu", {"damping": 0.1}, "gradient"))
 SMOKE = scale_of("smoke")
 SETTING = Setting("poisoned", SMOKE.attacked("client-3"), (Forget(("client-3",)),), CONTENDERS, retrains=3, same_init=1)
 
@@ -51,7 +51,7 @@ def test_a_method_alone_is_measured_again_without_the_others_models(store, monke
 
     monkeypatch.setattr("expunge.bench.measured.measure", watched)
     after = measured_part(SETTING, None, store, places(store))
-    assert asked == [["hf-kcu"]]
+    assert asked == [["retrace"]]
     assert {repr(row) for row in after.rows} == {repr(row) for row in before.rows}
     assert measured_part(SETTING, None, store, places(store)) == after
     assert len(asked) == 1
@@ -60,7 +60,7 @@ def test_a_method_alone_is_measured_again_without_the_others_models(store, monke
 def test_a_part_of_its_own_has_its_rows_and_those_of_all(store):
     whole = measure(SETTING, None, store)
     own = split(whole, CONTENDERS[1], CONTENDERS)
-    assert {row.method for row in own.rows} == {*REFERENCES, "trained-sisa", "hf-kcu"}
+    assert {row.method for row in own.rows} == {*REFERENCES, "trained-sisa", "retrace"}
     others = [split(whole, contender, CONTENDERS) for contender in CONTENDERS]
     assert joined(others) == dataclasses.replace(whole, rows=joined(others).rows)
     assert len(joined(others).rows) == len(whole.rows)
@@ -73,15 +73,15 @@ def test_a_part_of_its_own_has_its_curves_only():
     from expunge.bench.results import Series
     from expunge.bench.settings import Contender
 
-    contenders = (Contender("sisa"), Contender("hf-kcu"))
-    curves = [Series(name, "v", "x", "y", [0.0], [1.0]) for name in ("trained", "sisa", "hf-kcu")]
+    contenders = (Contender("sisa"), Contender("retrace"))
+    curves = [Series(name, "v", "x", "y", [0.0], [1.0]) for name in ("trained", "sisa", "retrace")]
     own = split(Part([], {}, {}, curves), contenders[1], contenders)
-    assert [curve.method for curve in own.series] == ["trained", "hf-kcu"]
+    assert [curve.method for curve in own.series] == ["trained", "retrace"]
 
 
 def test_one_model_under_two_labels_is_two_methods_and_a_label_may_change(store):
     def measured_as(*labels):
-        setting = dataclasses.replace(SETTING, contenders=tuple(Contender("hf-kcu", label=label) for label in labels))
+        setting = dataclasses.replace(SETTING, contenders=tuple(Contender("retrace", label=label) for label in labels))
         each = [alone(setting, contender) for contender in setting.contenders]
         part = measured_part(setting, None, store, [part_path(own, cells(own), "y", store) for own in each])
         return [row.method for row in part.rows if row.method not in REFERENCES]
@@ -98,5 +98,5 @@ def test_models_that_all_are_compared_with_are_those_of_the_first_measured_anywh
     )
     parts = [split(part, own, CONTENDERS) for part, own in zip((whole, again, whole), CONTENDERS, strict=True)]
     methods = [row.method for row in joined(parts).rows]
-    assert [methods.count(name) for name in (*REFERENCES, "trained-sisa", "hf-kcu")] == [1, 3, 1, 1, 1]
+    assert [methods.count(name) for name in (*REFERENCES, "trained-sisa", "retrace")] == [1, 3, 1, 1, 1]
     assert all(row in whole.rows for row in joined(parts).rows if row.method in REFERENCES)

@@ -75,18 +75,18 @@ class TestRoundTrip:
         assert not (run.state / "memory.safetensors").exists()
 
     def test_outcomes_are_kept_under_request_and_method(self, run, federation, state):
-        outcome = method("hf-kcu-trajectory")(federation.engine(), state, LEAVING)
+        outcome = method("retrace-krylov")(federation.engine(), state, LEAVING)
         kept = run.save(LEAVING, outcome, federation)
-        assert kept == run.path / "without-client-1" / "hf-kcu-trajectory"
+        assert kept == run.path / "without-client-1" / "retrace-krylov"
         record = json.loads((kept / "outcome.json").read_text())
         assert (record["before"], record["after"]) == (state.model.digest, outcome.state.model.digest)
         assert abs(datetime.now(UTC) - datetime.fromisoformat(record["date"])).total_seconds() < 60
         assert record["cost"] == outcome.cost.as_dict()
         assert record["details"]["source"] == "trajectory"
         assert run.requests() == {"without-client-1": LEAVING}
-        assert sorted(path.name for path in kept.parent.iterdir()) == ["hf-kcu-trajectory"]
+        assert sorted(path.name for path in kept.parent.iterdir()) == ["retrace-krylov"]
         run.save(LEAVING, outcome, federation)  # again takes its place
-        assert sorted(path.name for path in kept.parent.iterdir()) == ["hf-kcu-trajectory"]
+        assert sorted(path.name for path in kept.parent.iterdir()) == ["retrace-krylov"]
         for number in (1, 2):
             place = run.save(LEAVING, retrained(federation, state, number), federation)
             assert place.name == f"retrain-{number}"
@@ -111,7 +111,7 @@ class TestRoundTrip:
 
 class TestResults:
     def test_equal_direct_measuring(self, run, federation, state):
-        outcome = method("hf-kcu-trajectory")(federation.engine(), state, LEAVING)
+        outcome = method("retrace-krylov")(federation.engine(), state, LEAVING)
         again = [retrained(federation, state, seed) for seed in (1, 2)]
         for each in (outcome, *again):
             run.save(LEAVING, each, federation)
@@ -126,7 +126,7 @@ class TestResults:
                 evaluation.row("retrain", own, before, references, c, costs)
                 for own, c in zip(references, costs, strict=True)
             ),
-            evaluation.row("hf-kcu-trajectory", after, before, references, outcome.cost, costs),
+            evaluation.row("retrace-krylov", after, before, references, outcome.cost, costs),
         ]
         assert [dataclasses.replace(row, verdict=None) for row in results.rows] == expected
         models = [each.model for each in (state, *(own.state for own in (*again, outcome)))]
@@ -138,9 +138,9 @@ class TestResults:
         results.save(run.path / "results.json")
 
     def test_without_retraining_there_is_no_crash(self, run, federation, state):
-        run.save(LEAVING, method("hf-kcu-gradient")(federation.engine(), state, LEAVING), federation)
+        run.save(LEAVING, method("hf-kcu")(federation.engine(), state, LEAVING), federation)
         results = run_results(run, "without-client-1", federation)
-        assert results.methods() == ["trained", "hf-kcu-gradient"]
+        assert results.methods() == ["trained", "hf-kcu"]
         assert all(row.kl is None and row.speedup is None for row in results.rows)
         assert all(row.test_accuracy is not None for row in results.rows)
         assert results.noise == {}
@@ -207,7 +207,7 @@ class TestLost:
 class TestErasing:
     def test_nothing_of_the_departed_is_left_and_the_run_goes_on(self, run, federation, state):
         gone = state.memory._vectors["client-1"].numpy().tobytes()
-        for name in ("hf-kcu-gradient", "hf-kcu-trajectory"):
+        for name in ("hf-kcu", "retrace-krylov"):
             outcome = method(name)(federation.engine(), state, LEAVING)
             run.save(LEAVING, outcome, federation)
         run.save(Request.of("client-0"), method(name)(federation.engine(), state, Request.of("client-0")), federation)
@@ -222,7 +222,7 @@ class TestErasing:
         now = after.trained(federation)
         assert set(now.memory.clients) == {"client-0", "client-2"}
         assert now.model.digest == outcome.state.model.digest
-        second = method("hf-kcu")(after.engine(federation), now, Request.of("client-0"))
+        second = method("retrace")(after.engine(federation), now, Request.of("client-0"))
         after.erase(Request.of("client-0"), second, federation)
         assert RunFolder.open(run.path).departed == ("client-1", "client-0")
 
@@ -275,7 +275,7 @@ class TestRefusals:
         assert "\n" not in str(caught.value)
 
     def test_a_damaged_outcome(self, run, federation, state):
-        kept = run.save(LEAVING, method("hf-kcu")(federation.engine(), state, LEAVING), federation)
+        kept = run.save(LEAVING, method("retrace")(federation.engine(), state, LEAVING), federation)
         (kept / "outcome.json").write_text("{")
         with pytest.raises(DataError, match="damaged"):
             run.requests()
@@ -339,7 +339,7 @@ class TestRefusals:
         assert RunFolder.open(tmp_path / "run").trained(federation).model.digest == other.model.digest
 
     def test_a_write_that_fails_leaves_nothing_half_done(self, run, federation, state, tmp_path):
-        outcome = method("hf-kcu")(federation.engine(), state, LEAVING)
+        outcome = method("retrace")(federation.engine(), state, LEAVING)
         broken = dataclasses.replace(outcome, details={"thing": object()})
         with pytest.raises(TypeError):
             run.save(LEAVING, broken, federation)

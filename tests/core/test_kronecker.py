@@ -59,7 +59,7 @@ def test_scaled_outputs_give_the_mean_hessian_of_the_way(smallest):
     model.weight.data *= 12
     inputs = torch.randn(9, 4, generator=seeded(), dtype=DOUBLE)
     asked = inputs.repeat(4000, 1)
-    factors = kronecker_factors(model, Snapshot.of(model), asked, CrossEntropy(), smallest=smallest)
+    factors = kronecker_factors(model, Snapshot.of(model), asked, CrossEntropy(), min_logit_scale=smallest)
     scales = smallest + (1 - smallest) * (torch.arange(400, dtype=DOUBLE) + 0.5) / 400
     with torch.no_grad():
         p = (model(inputs) * scales[:, None, None]).softmax(dim=2)
@@ -75,7 +75,7 @@ def test_scaled_outputs_give_the_mean_hessian_of_the_way(smallest):
 def test_scaled_outputs_change_nothing_under_squared_error(shape):
     model = nn.Linear(5, 3).double().eval()
     inputs = torch.randn(*shape, generator=seeded(), dtype=DOUBLE)
-    factors = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError(), smallest=0.3)
+    factors = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError(), min_logit_scale=0.3)
     assert float((factors.values[21:27] - torch.eye(3, dtype=DOUBLE)[tuple(torch.triu_indices(3, 3))]).norm()) < 0.03
 
 
@@ -86,7 +86,8 @@ def test_scaled_outputs_reach_the_diagonal_of_other_parameters():
     inputs = torch.randn(12, 1, 3, 3, generator=seeded(), dtype=DOUBLE)
     many = inputs.repeat(60, 1, 1, 1)
     drawn = [
-        kronecker_factors(model, Snapshot.of(model), many, CrossEntropy(), smallest=0.2, seed=i) for i in range(40)
+        kronecker_factors(model, Snapshot.of(model), many, CrossEntropy(), min_logit_scale=0.2, seed=i)
+        for i in range(40)
     ]
     found = torch.stack([factors.values[-7:-1] for factors in drawn]).mean(dim=0)
 
@@ -113,7 +114,7 @@ def test_every_sample_and_seed_has_a_scale_of_its_own():
     nn.init.zeros_(model.weight)
     nn.init.ones_(model.bias)
     for seed in (0, 1):
-        kronecker_factors(model, Snapshot.of(model), ones, NotedError(), seed=seed, smallest=0.5)
+        kronecker_factors(model, Snapshot.of(model), ones, NotedError(), seed=seed, min_logit_scale=0.5)
     scales = torch.cat(seen)
     assert len(scales.unique()) > 990
     assert 0.5 <= float(scales.min()) < 0.51 < 0.99 < float(scales.max()) <= 1
@@ -122,10 +123,10 @@ def test_every_sample_and_seed_has_a_scale_of_its_own():
 def test_scales_do_not_depend_on_the_process_s_default_type():
     model = nn.Linear(4, 3).double().eval()
     inputs = torch.randn(30, 4, generator=seeded(), dtype=DOUBLE)
-    one = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), smallest=0.5)
+    one = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), min_logit_scale=0.5)
     torch.set_default_dtype(DOUBLE)
     try:
-        other = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), smallest=0.5)
+        other = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), min_logit_scale=0.5)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(one.values, other.values)
@@ -135,7 +136,7 @@ def test_scales_do_not_depend_on_the_process_s_default_type():
 def test_outputs_are_not_scaled_by_just_anything(smallest):
     model = nn.Linear(2, 2).eval()
     with pytest.raises(RequestError, match="above 0 and up to 1"):
-        kronecker_factors(model, Snapshot.of(model), torch.ones(1, 2), CrossEntropy(), smallest=smallest)
+        kronecker_factors(model, Snapshot.of(model), torch.ones(1, 2), CrossEntropy(), min_logit_scale=smallest)
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 0, 1), (1, 2, 2)])

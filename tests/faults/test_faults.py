@@ -24,7 +24,7 @@ SEED = 5
 LIMIT = 1800.0
 """Seconds that one run may take, killed sites and all."""
 
-PHASED, KRYLOV = "hf-kcu+recovery", "hf-kcu-trajectory"
+PHASED, KRYLOV = "retrace+recovery", "retrace-krylov"
 """Two requests: few rounds, each of another kind (curvature, losses, training, losses); and many alike."""
 
 ROUNDS = {PHASED: 4, KRYLOV: 12}

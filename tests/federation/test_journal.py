@@ -22,10 +22,10 @@ from expunge.errors import DataError, NumericalError, RequestError
 from expunge.federation.engines.engine import Cost, measured
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.messages.tasks import Gradient, Losses
-from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY
 from expunge.unlearning.request import Request
 from federation.small import Watching, clients, mlp
 from federation.worked import MODEL, forget, local_engine
+from unlearning.presets import CORRECTED, KRYLOV
 
 DATA = clients(ada=6, bob=4)
 
@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_written(engine, tmp_path):
         JournaledEngine(engine, Journal(tmp_path / "file")).ask(gradients())
 
 
-@pytest.mark.parametrize("options", [TRAJECTORY, GRADIENT], ids=["trajectory", "gradient"])
+@pytest.mark.parametrize("options", [KRYLOV, CORRECTED], ids=["trajectory", "gradient"])
 def test_a_method_stopped_after_any_round_comes_to_the_same_end(tmp_path, options):
     """Without processes: the engine fails at each round in turn."""
 
@@ -202,11 +202,11 @@ def test_a_method_stopped_after_any_round_comes_to_the_same_end(tmp_path, option
 
 def test_another_request_is_refused(tmp_path):
     journal = Journal(tmp_path / "journal")
-    forget(JournaledEngine(local_engine(), journal), GRADIENT)
+    forget(JournaledEngine(local_engine(), journal), CORRECTED)
     with pytest.raises(RequestError, match="is of other work"):
-        forget(JournaledEngine(local_engine(), journal), GRADIENT, Request.of("bob"))
+        forget(JournaledEngine(local_engine(), journal), CORRECTED, Request.of("bob"))
     with pytest.raises(RequestError, match="is of other work"):
-        forget(JournaledEngine(local_engine(), journal), replace(GRADIENT, damping=0.5))
+        forget(JournaledEngine(local_engine(), journal), replace(CORRECTED, damping=0.5))
 
 
 # Kill -9. The script forgets, round by round, and leaves the outcome in a file.
@@ -222,7 +222,7 @@ def start(folder: Path, *moments: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_killed_at_several_moments_it_comes_to_the_same_end(tmp_path):
     """In the middle of a round, in the middle of writing one down, and right after: each time kill -9."""
-    truth, cost = forget(local_engine(), TRAJECTORY)
+    truth, cost = forget(local_engine(), KRYLOV)
     for moment in ("asking 2", "writing 4", "written 6"):
         killed = start(tmp_path, *moment.split())
         output, _ = killed.communicate(timeout=120)

@@ -191,8 +191,8 @@ class TestCurvatureFactors:
         model, data = mlp().eval(), samples(30)
         client, at = client_of(model, data), Snapshot.of(model)
         for smallest in (0.3, 1.0):
-            own = kronecker_factors(model, at, data[0], CrossEntropy(L2), seed=4, smallest=smallest)
-            assert torch.equal(client.perform(CurvatureFactors(at, 4, smallest=smallest)).total, 30 * own.values)
+            own = kronecker_factors(model, at, data[0], CrossEntropy(L2), seed=4, min_logit_scale=smallest)
+            assert torch.equal(client.perform(CurvatureFactors(at, 4, min_logit_scale=smallest)).total, 30 * own.values)
         assert torch.equal(client.perform(CurvatureFactors(at, 4)).total, 30 * own.values)
 
 

@@ -24,10 +24,9 @@ from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import TRAJECTORY, HfKcuOptions
 from expunge.unlearning.request import Request
 from federation.small import clients, mlp
+from unlearning.presets import KRYLOV, forgotten
 
 DATA = clients(ada=20, bob=12, cyd=16)
 MODEL = Snapshot.of(mlp())
@@ -41,9 +40,9 @@ def trained() -> ServerState:
     return train(local_engine(), MODEL, TrainingPlan(rounds=2, epochs=1, batch_size=8, learning_rate=0.1))
 
 
-def forget(engine: Engine, options: HfKcuOptions, request: Request | None = None) -> tuple[Tensor, Cost]:
+def forget(engine: Engine, options: object, request: Request | None = None) -> tuple[Tensor, Cost]:
     """The model that is left, and what it cost."""
-    outcome = hf_kcu(engine, trained(), request or Request.of("cyd"), options)
+    outcome = forgotten(engine, trained(), request or Request.of("cyd"), options)
     assert outcome.succeeded
     return outcome.state.model.parameters, outcome.cost
 
@@ -75,7 +74,7 @@ def main(folder: Path, moment: str = "", number: int = -1) -> None:
             die()
 
     engine.ask, journal.write, files.to_disk = asking, written, writing  # type: ignore[method-assign]
-    parameters, cost = forget(JournaledEngine(engine, journal), TRAJECTORY)
+    parameters, cost = forget(JournaledEngine(engine, journal), KRYLOV)
     save_file({"parameters": parameters}, folder / "outcome.safetensors")
     (folder / "cost.json").write_text(json.dumps(cost.as_dict()))
 

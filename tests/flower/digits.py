@@ -22,9 +22,8 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.models.digits import DigitsNet
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import TRAJECTORY
 from expunge.unlearning.request import Request
+from unlearning.presets import KRYLOV, forgotten
 
 NAMES = ("ada", "bob", "cyd", "dan")
 LEAVER = "cyd"
@@ -56,7 +55,7 @@ def local_engine() -> LocalEngine:
 def trained_and_forgotten(engine: Engine) -> dict[str, Tensor]:
     """The model after training, and after forgetting by trajectory."""
     state = train(engine, Snapshot.of(model()), PLAN)
-    outcome = hf_kcu(engine, state, Request.of(LEAVER), TRAJECTORY)
+    outcome = forgotten(engine, state, Request.of(LEAVER), KRYLOV)
     assert outcome.succeeded
     return {"trained": state.model.parameters, "forgotten": outcome.state.model.parameters}
 

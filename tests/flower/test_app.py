@@ -92,7 +92,7 @@ def here(store, leaving, names):
     """The same request in this process."""
     data = {name: load_data(name, HOSPITALS.index(name), len(HOSPITALS)) for name in names}
     engine = LocalEngine(Net(), CrossEntropy(), data)
-    return method("hf-kcu")(engine, state(store), Request.of(leaving)).state
+    return method("retrace")(engine, state(store), Request.of(leaving)).state
 
 
 def the_poisoned_site_is_forgotten_and_then_another(simulated):
@@ -170,7 +170,7 @@ def the_demo_has_the_numbers_of_the_demo_here(simulated):
             expected = getattr(other, name)  # None where it is not measured: doing nothing takes no rounds
             close = expected if expected is None else pytest.approx(expected, rel=1e-4)
             assert getattr(one, name) == close, (other.method, name)
-    assert all(row.bytes > 0 for row in flower if row.method.startswith("hf-kcu"))
+    assert all(row.bytes > 0 for row in flower if row.method.startswith("retrace"))
 
 
 def test_an_engine_that_does_not_exist_is_refused(expunge, tmp_path):

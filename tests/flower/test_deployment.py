@@ -30,7 +30,7 @@ def test_forgets_a_site_that_is_away_as_the_local_engine_does_and_refuses_unregi
         assert deployment.online() == set(stay)
         assert left_behind(deployment.folder), "the processes of a deployment are to be seen"
     assert run.completed, run.log
-    expected = hospitals.forgotten("hf-kcu") - hospitals.trained
+    expected = hospitals.forgotten("retrace") - hospitals.trained
     assert relative_difference(weights_in(store) - hospitals.trained, expected) < 1e-5
     assert not still_there
     assert "Failed to activate SuperNode" in deployment.log_of("odd").read_text()

@@ -53,10 +53,10 @@ def measured(store) -> dict[str, float]:
     return task.test(model)
 
 
-def forgotten_here(store, leaving, names, use="hf-kcu", **options):
+def forgotten_here(store, leaving, names, use="retrace", **options):
     """The same request on our own engine, with those who are online."""
     engine = LocalEngine(Net(), CrossEntropy(), {name: DATA[name] for name in names})
-    return method(use).configured(**options)(engine, StateStore(store).load(Net()), Request.of(leaving))
+    return method(use).configured(options)(engine, StateStore(store).load(Net()), Request.of(leaving))
 
 
 def test_a_poisoned_site_that_has_gone_is_forgotten(store):
@@ -110,17 +110,29 @@ def test_several_at_once_and_other_methods_and_options(store):
         [ATTACKER, "hospital-4"],
         store=store,
         model=Net(),
-        method="hf-kcu-gradient",
+        method="hf-kcu",
         iterations=2,
         recovery=True,
     )
-    assert outcome.method == "hf-kcu-gradient+recovery"
+    assert outcome.method == "hf-kcu+recovery"
     assert StateStore(store).load(Net()).memory.clients == ("hospital-1", "hospital-3")
 
 
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(store):
+    before = files(store)
+    planned = forget(grid(STAY), ATTACKER, store=store, model=Net(), dry_run=True)
+    assert (planned.method, planned.leaving, set(planned.staying)) == ("retrace", (ATTACKER,), set(STAY))
+    assert planned.estimate.messages > 0
+    assert planned.seconds is None
+    assert "the time depends on the clients" in str(planned)
+    assert files(store) == before
+
+
 def test_some_samples_of_a_site_that_stays(store):
-    outcome = forget(grid(), samples={"hospital-1": [0, 5, 7]}, store=store, model=Net(), iterations=2)
+    outcome = forget(grid(), samples={"hospital-1": [0, 5, 7]}, store=store, model=Net(), tau=0.2)
     assert outcome.succeeded
+    assert outcome.method == "hf-kcu"
+    assert "Samples whose client stays" in outcome.warnings[0]
     assert StateStore(store).book.departed == ()
     assert sorted(StateStore(store).load(Net()).memory.clients) == list(HOSPITALS)
 
@@ -139,7 +151,7 @@ def test_training_goes_on_without_the_leaver_and_never_with_it(store):
 def test_the_safety_belt_leaves_model_and_vectors_as_they_were(store):
     (state,) = store.glob("state-*")
     before = files(state)
-    outcome = forget(grid(), "hospital-1", store=store, model=Net(), tau=0.0, influence_decay=False)
+    outcome = forget(grid(), "hospital-1", store=store, model=Net(), tau=0.0, method="retrace-krylov", filter="none")
     assert not outcome.succeeded
     assert files(state) == before
     book = StateStore(store).book
@@ -166,7 +178,7 @@ class Gone(BaseException):
 
 @pytest.mark.parametrize("dies_at", [0, 1, 3, 5])
 def test_a_request_that_a_crash_cut_off_is_finished_by_resume(store, tmp_path, dies_at):
-    settings = {"method": "hf-kcu-trajectory", "iterations": 4}
+    settings = {"method": "retrace-krylov", "iterations": 4}
     whole = shutil.copytree(store, tmp_path / "whole")
     undisturbed = forget(grid(STAY), ATTACKER, store=whole, model=Net(), **settings)
     dying = grid(STAY)
@@ -243,12 +255,17 @@ REFUSED = {
     "samples of nobody": (lambda: grid(), {"samples": {"hospital-1": [999]}}, RequestError, "has samples 0 to"),
     "samples by trajectory": (
         lambda: grid(),
-        {"sites": (), "samples": {"hospital-1": [0]}, "source": "trajectory"},
+        {"sites": (), "samples": {"hospital-1": [0]}, "method": "retrace"},
         RequestError,
-        "The trajectory source forgets whole clients only",
+        "Retrace forgets whole clients only",
     ),
     "an unknown method": (lambda: grid(), {"method": "magic"}, RequestError, "There is no method 'magic'; there are"),
-    "an unknown option": (lambda: grid(), {"speed": 3}, RequestError, "has no option 'speed'; it has beta"),
+    "an unknown option": (
+        lambda: grid(),
+        {"speed": 3},
+        RequestError,
+        "has no option 'speed'; it has curvature_samples",
+    ),
     "an option that is no plain value": (
         lambda: grid(),
         {"seed": torch.zeros(1)},
@@ -440,7 +457,7 @@ def test_a_leaver_that_answers_badly_does_not_stand_in_the_way_unless_it_is_aske
     on = grid()
     on.nodes[102] = Node(no_handlers())
     with pytest.raises(SiteError, match="Node 102 does not answer expunge"):
-        forget(on, ATTACKER, store=store, model=Net(), method="hf-kcu-gradient", deadline=0.5)
+        forget(on, ATTACKER, store=store, model=Net(), method="hf-kcu", deadline=0.5)
     assert forget(on, ATTACKER, store=store, model=Net(), deadline=5.0).succeeded
 
 

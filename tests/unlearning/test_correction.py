@@ -12,19 +12,16 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.messages.tasks import Draw, Gradient, Losses, Train
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.correction import LENGTHS, corrected, correction, shortest
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
-from expunge.unlearning.influence import kronecker_curvature, retained_gradient, spread
+from expunge.unlearning.lengths import RetainedLoss, shortest
+from expunge.unlearning.repair import CORRECTION_LENGTHS, Correction, Moved
 from expunge.unlearning.request import Request
-from expunge.unlearning.scaling import RetainedLoss
+from expunge.unlearning.retained import Retained
 from federation.masking import MaskedEngine
 from federation.small import clients, mlp
 from unlearning.convex import ridge_closed_form
+from unlearning.presets import CORRECTED, KRYLOV, RETRACE, forgotten, recovering
 from unlearning.test_kronecker_filter import LEAVER, SCHEDULE, many
 
-DEFAULT = HfKcuOptions()
-EVERYTHING = dataclasses.replace(DEFAULT, source="trajectory", samples=None, tau=0.0)
 PLAN = TrainingPlan(rounds=4, epochs=2, batch_size=4, learning_rate=0.3)
 DATA = clients(ada=60, bob=72, cyd=48, dan=40)
 
@@ -41,49 +38,55 @@ def ridge_problem():
     federation, state = many(copies=100)
     engine = federation.engine()
     parties = LEAVER.parties(engine.clients())
-    curvature = kronecker_curvature(engine, state.model, parties.retained, parties.counts, EVERYTHING)
-    return federation, engine, state, parties, curvature
+    stay = Retained(engine, parties.retained, parties.counts)
+    return federation, state, stay, stay.factors(state.model, 0.5)
+
+
+def corrected(stay, remembers, model, curvature, tau=0.0, risen=0.0):
+    """The model after the correction, and how far it went."""
+    found = Correction(curvature, SCHEDULE, tau)(stay, Moved(remembers, model, None, risen))
+    return found.model, found.record
 
 
 def test_on_ridge_it_is_the_damped_newton_step_of_dense_algebra():
-    federation, engine, state, parties, curvature = ridge_problem()
+    federation, state, stay, curvature = ridge_problem()
     inputs, targets = federation.pooled({"client-0": None})
     theta = state.model.parameters
     exact = torch.func.grad(federation.value)(theta, inputs, targets)
-    gradient = retained_gradient(engine, state.model, parties).right_side
+    gradient = stay.gradient(state.model)
     torch.testing.assert_close(gradient, exact)
-    way = correction(curvature, gradient, torch.zeros_like(theta), SCHEDULE)
+    way = Correction(curvature, SCHEDULE, 0.0).way(gradient, torch.zeros_like(theta))
     matrix = torch.kron(torch.eye(3).double(), inputs.T @ inputs / len(inputs)) + 0.05 * torch.eye(18)
     dense = torch.linalg.solve(matrix + 1 / (0.1 * 0.1 * 5) * torch.eye(18), exact)
     assert float((way - dense).norm() / dense.norm()) < 0.02
 
 
 def test_on_ridge_it_moves_towards_the_retrained_optimum():
-    federation, engine, state, parties, curvature = ridge_problem()
+    federation, state, stay, curvature = ridge_problem()
     truth = ridge_closed_form(federation, {"client-0": None})
     far = state.model.moved(-truth)  # the model that remembers lies on the other side
     distances, model = [float((state.model.parameters - truth).norm())], state.model
     for _ in range(3):
-        model, record = corrected(engine, far, model, curvature, SCHEDULE, parties, EVERYTHING)
+        model, record = corrected(stay, far, model, curvature)
         assert record["length"] == 1.0  # with exact curvature and tau = 0 all of it
         assert record["retained_loss_after"] < record["retained_loss_before"]
         distances.append(float((model.parameters - truth).norm()))
     assert sorted(distances, reverse=True) == distances
     assert distances[-1] < 0.9 * distances[0]
     # At the optimum there is nothing to be won.
-    there, record = corrected(engine, far, state.model.moved(truth), curvature, SCHEDULE, parties, EVERYTHING)
+    there, record = corrected(stay, far, state.model.moved(truth), curvature)
     assert float((there.parameters - truth).norm()) < 1e-6
 
 
 def test_it_does_not_lead_back():
-    _, engine, state, parties, curvature = ridge_problem()
-    gradient = retained_gradient(engine, state.model, parties).right_side
-    free = correction(curvature, gradient, torch.zeros_like(gradient), SCHEDULE)
+    _, state, stay, curvature = ridge_problem()
+    gradient = stay.gradient(state.model)
+    free = Correction(curvature, SCHEDULE, 0.0).way(gradient, torch.zeros_like(gradient))
     towards = -free + 0.1 * torch.arange(18.0).double()  # those who stay would go there
     assert float(torch.dot(-free, towards)) > 0
-    stripped = correction(curvature, gradient, towards, SCHEDULE)
+    stripped = Correction(curvature, SCHEDULE, 0.0).way(gradient, towards)
     assert abs(float(torch.dot(stripped, towards))) < 1e-9 * float(towards.norm() * free.norm())
-    torch.testing.assert_close(correction(curvature, gradient, -towards, SCHEDULE), free)
+    torch.testing.assert_close(Correction(curvature, SCHEDULE, 0.0).way(gradient, -towards), free)
 
 
 @pytest.mark.parametrize(
@@ -121,16 +124,15 @@ def trained(build=mlp):
     return engine, state
 
 
-EAGER = dataclasses.replace(DEFAULT, samples=40, tau=0.06)
+EAGER = dataclasses.replace(RETRACE, curvature_samples=40, tau=0.06, long_step_ratio=math.inf)  # no step is long
 
 
-@pytest.mark.usefixtures("near")
 def test_gradient_and_length_come_from_other_samples_and_nobody_else_is_asked():
     engine, state = trained()
-    hf_kcu(engine, state, Request.of("ada"), EAGER)
+    forgotten(engine, state, Request.of("ada"), EAGER)
     gradients, losses = engine.log[-2:]
     assert set(gradients) == set(losses) == {"bob", "cyd", "dan"}
-    draws = spread(EAGER, dict.fromkeys(gradients, ()), engine.clients())
+    draws = Retained(engine, dict.fromkeys(gradients, ()), engine.clients(), samples=40).draws()
     for name, task in gradients.items():
         assert isinstance(task, Gradient)
         assert task.draw == draws[name]
@@ -140,34 +142,34 @@ def test_gradient_and_length_come_from_other_samples_and_nobody_else_is_asked():
         assert task.draw.size + other.size <= len(DATA[name][1])
 
 
-@pytest.mark.usefixtures("near")
 def test_it_is_counted_and_never_raises_the_retained_loss():
     engine, state = trained()
-    plain = hf_kcu(engine, state, Request.of("ada"), dataclasses.replace(EAGER, correction=False))
-    outcome = hf_kcu(engine, state, Request.of("ada"), EAGER)
+    plain = forgotten(
+        engine, state, Request.of("ada"), dataclasses.replace(EAGER, correction=False, long_step_ratio=0.1)
+    )
+    outcome = forgotten(engine, state, Request.of("ada"), EAGER)
     assert "correction" not in plain.details
     assert outcome.cost.rounds == plain.cost.rounds + 2 <= EAGER.expected_rounds
     used = sum(task.draw.size for task in engine.log[-2].values())
     looked = sum(task.draw.size for task in engine.log[-1].values())
     assert 40 <= used <= 43
     assert 20 <= looked <= 23
-    expected = used + looked * len(LENGTHS) / 3
+    expected = used + looked * len(CORRECTION_LENGTHS) / 3
     assert outcome.cost.sample_gradients - plain.cost.sample_gradients == pytest.approx(expected)
     record = outcome.details["correction"]
     assert record["retained_loss_after"] <= record["retained_loss_before"]
     walked = outcome.state.model.parameters - plain.state.model.parameters
     assert (float(walked.norm()) > 0) == (record["length"] > 0)
-    again = hf_kcu(engine, state, Request.of("ada"), EAGER)
+    again = forgotten(engine, state, Request.of("ada"), EAGER)
     assert torch.equal(again.state.model.parameters, outcome.state.model.parameters)
 
 
 def test_it_is_taken_as_far_as_much_can_be_won():
-    federation, engine, state, parties, curvature = ridge_problem()
+    federation, state, stay, curvature = ridge_problem()
     far = state.model.moved(-ridge_closed_form(federation, {"client-0": None}))
 
     def taken(tau: float) -> tuple[Snapshot, dict[str, float]]:
-        options = dataclasses.replace(EVERYTHING, tau=tau)
-        return corrected(engine, far, state.model, curvature, SCHEDULE, parties, options)
+        return corrected(stay, far, state.model, curvature, tau)
 
     _, whole = taken(0.0)
     won = whole["retained_loss_before"] - whole["retained_loss_after"]
@@ -184,11 +186,12 @@ def test_it_is_taken_as_far_as_much_can_be_won():
     assert unmoved is state.model
 
 
-@pytest.mark.usefixtures("near")
 def test_masked_sums_give_the_same_correction():
     engine, state = trained()
-    plain = hf_kcu(engine, state, Request.of("ada"), EAGER)
-    masked = hf_kcu(MaskedEngine(LocalEngine(mlp(), CrossEntropy(), DATA), ("ada",)), state, Request.of("ada"), EAGER)
+    plain = forgotten(engine, state, Request.of("ada"), EAGER)
+    masked = forgotten(
+        MaskedEngine(LocalEngine(mlp(), CrossEntropy(), DATA), ("ada",)), state, Request.of("ada"), EAGER
+    )
     assert masked.details["correction"] == pytest.approx(plain.details["correction"], rel=1e-5)
     torch.testing.assert_close(masked.state.model.parameters, plain.state.model.parameters, rtol=1e-5, atol=1e-6)
 
@@ -196,43 +199,41 @@ def test_masked_sums_give_the_same_correction():
 @pytest.mark.parametrize(
     ("options", "build"),
     [
-        (DEFAULT.with_recovery(), mlp),
-        (dataclasses.replace(DEFAULT, scaling="none"), mlp),
-        (dataclasses.replace(DEFAULT, correction=False), mlp),
-        (TRAJECTORY, mlp),
-        (GRADIENT, mlp),
-        (dataclasses.replace(GRADIENT, solver="kronecker"), mlp),
+        (recovering(RETRACE), mlp),
+        (dataclasses.replace(RETRACE, tau=None), mlp),
+        (dataclasses.replace(RETRACE, correction=False), mlp),
+        (KRYLOV, mlp),
+        (CORRECTED, mlp),
     ],
 )
 def test_where_there_is_none(options, build):
     engine, state = trained(build)
-    outcome = hf_kcu(engine, state, Request.of("ada"), options)
+    outcome = forgotten(engine, state, Request.of("ada"), options)
     assert "correction" not in outcome.details
     if build is mlp:
         assert outcome.cost.rounds <= options.expected_rounds
 
 
 def test_the_gradient_is_taken_where_the_step_ended_and_the_way_back_is_stripped():
-    federation, engine, state, parties, curvature = ridge_problem()
+    federation, state, stay, curvature = ridge_problem()
     here, exact = state.model.parameters, torch.func.grad(federation.value)
     gradient = exact(here, *federation.pooled({"client-0": None}))
-    free = correction(curvature, gradient, torch.zeros_like(here), SCHEDULE)
+    free = Correction(curvature, SCHEDULE, 0.0).way(gradient, torch.zeros_like(here))
     remembers = state.model.moved(here - 5 * free + 0.1 * torch.arange(18.0).double())  # those who stay would go there
     back = remembers.parameters - here
-    moved, record = corrected(engine, remembers, state.model, curvature, SCHEDULE, parties, EVERYTHING)
+    moved, record = corrected(stay, remembers, state.model, curvature)
     walked = moved.parameters - here
     assert record["length"] > 0
     assert abs(float(torch.dot(walked, back))) < 1e-9 < float(torch.dot(-free, back))
-    torch.testing.assert_close(walked, -record["length"] * correction(curvature, gradient, back, SCHEDULE))
+    torch.testing.assert_close(walked, -record["length"] * Correction(curvature, SCHEDULE, 0.0).way(gradient, back))
 
 
 def test_it_goes_on_until_no_more_than_tau_is_left_of_what_the_step_has_cost():
-    federation, engine, state, parties, curvature = ridge_problem()
+    federation, state, stay, curvature = ridge_problem()
     far = state.model.moved(-ridge_closed_form(federation, {"client-0": None}))
 
     def record(tau, risen=0.0):
-        options = dataclasses.replace(EVERYTHING, tau=tau)
-        return corrected(engine, far, state.model, curvature, SCHEDULE, parties, options, risen)[1]
+        return corrected(stay, far, state.model, curvature, tau, risen)[1]
 
     won = -record(0.0)["retained_rise"]
     tau = 2.1 * won

@@ -223,7 +223,7 @@ class TestRefusals:
 
 def test_another_method_drops_the_history():
     state = trained()
-    outcome = method("hf-kcu")(LocalEngine(mlp(), CrossEntropy(), FEW), state, Request.of("ada"))
+    outcome = method("retrace")(LocalEngine(mlp(), CrossEntropy(), FEW), state, Request.of("ada"))
     assert outcome.state.history is None
     assert state.history is not None
 

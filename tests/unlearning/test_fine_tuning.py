@@ -161,8 +161,8 @@ class TestControls:
         state.memory.record(sent, {"ada": 1, "bob": 2, "cyd": 1})
         known = methods()["unfiltered+recovery"]
         assert known.needs == "vectors"
-        assert (known.options.tau, known.options.influence_decay) == (0.5, False)
-        bare = known.configured(recovery=None, scaling="none")
+        assert (known.options.tau, known.options.filter) == (0.5, "none")
+        bare = known.configured({"recovery": None, "tau": None})
         outcome = bare(engine_of(line(1, 2), DATA), state, ADA)
         assert_ends_at(outcome, [0.75, 2])
         assert math.isclose(outcome.cost.sample_gradients, 0)

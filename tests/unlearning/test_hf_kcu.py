@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,23 +10,24 @@ from torch import nn
 from expunge.auditing.functional import mean_loss, predict
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.errors import RequestError
+from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import CurvatureProduct, LocalSolve, Losses, NormStatistics
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions, component_ablation
-from expunge.unlearning.influence import causal_weights
+from expunge.unlearning import hf_kcu, hf_kcu_paper
+from expunge.unlearning.lengths import LENGTHS, longest_safe
+from expunge.unlearning.owners import causal_weights
 from expunge.unlearning.preparation import prepared
-from expunge.unlearning.recovery import Recovery, recovery_round, refreshed_buffers
+from expunge.unlearning.recovery import Recovery, without_return
 from expunge.unlearning.request import Request
-from expunge.unlearning.scaling import LENGTHS, trust_region
+from expunge.unlearning.retained import Retained
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
+from unlearning.presets import CORRECTED, KRYLOV, PAPER, RETRACE, forgotten, label, recovering
 
-WHOLE = {"samples": None, "iterations": 100, "tolerance": 1e-12}
+WHOLE = {"curvature_samples": None, "iterations": 100, "tolerance": 1e-12}
 
 
 class WatchedEngine(LocalEngine):
@@ -51,7 +51,7 @@ def test_clients_outside_the_request_contribute_exactly_zero_as_printed():
     federation, state = trained_ridge()
     copies = {name: tuple(t.clone() for t in data) for name, data in federation.datasets.items()}
     engine = watched(federation)
-    outcome = hf_kcu(engine, state, Request.of(samples={"client-1": [0, 1], "client-3": [4]}), PAPER)
+    outcome = forgotten(engine, state, Request.of(samples={"client-1": [0, 1], "client-3": [4]}), PAPER)
     contributions = outcome.details["steps"][0]["contributions"]
     assert {name for name, value in contributions.items() if value == 0.0} == {"client-0", "client-2", "client-4"}
     assert contributions["client-1"] > 0 < contributions["client-3"]
@@ -66,7 +66,7 @@ def test_the_printed_update_by_hand_with_two_owners():
     federation, state = trained_ridge()
     owned = {"client-1": [0, 1], "client-3": [4]}
     options = dataclasses.replace(PAPER, iterations=100)
-    found = hf_kcu(federation.engine(), state, Request.of(samples=owned), options).state.model.parameters
+    found = forgotten(federation.engine(), state, Request.of(samples=owned), options).state.model.parameters
     theta = state.model.parameters
     counts = {name: len(x) for name, (x, _) in federation.datasets.items()}
     gradients, solutions = {}, {}
@@ -100,8 +100,8 @@ def test_shares_make_the_mean_gradient_over_the_forgotten_data():
     truth = ridge_closed_form(federation, dict(samples))
     errors = {}
     for kind in ("share", "gradient-norm", "uniform"):
-        options = dataclasses.replace(GRADIENT, **WHOLE, damping=0.0, scaling="none", causal_weights=kind)
-        outcome = hf_kcu(federation.engine(), state, Request.of(samples=samples), options)
+        options = dataclasses.replace(CORRECTED, **WHOLE, damping=0.0, tau=None, causal_weights=kind)
+        outcome = forgotten(federation.engine(), state, Request.of(samples=samples), options)
         errors[kind] = float((outcome.state.model.parameters - truth).norm() / truth.norm())
     assert errors["share"] < 1e-6
     assert min(errors["gradient-norm"], errors["uniform"]) > 1e-3
@@ -111,73 +111,77 @@ def test_the_curvature_must_be_that_of_the_clients_that_stay():
     federation, state = trained_ridge()
     truth = ridge_closed_form(federation, {"client-4": None})
     errors = {}
-    for whose in ("retained", "everyone", "owners"):
-        options = dataclasses.replace(GRADIENT, **WHOLE, damping=0.0, scaling="none", curvature_of=whose)
-        outcome = hf_kcu(federation.engine(), state, Request.of("client-4"), options)
+    for whose in ("retained", "everyone"):
+        options = dataclasses.replace(CORRECTED, **WHOLE, damping=0.0, tau=None, curvature_of=whose)
+        outcome = forgotten(federation.engine(), state, Request.of("client-4"), options)
         errors[whose] = float((outcome.state.model.parameters - truth).norm())
-    assert errors["retained"] < 1e-6 < errors["everyone"] < errors["owners"]
+    assert errors["retained"] < 1e-6 < errors["everyone"]
 
 
-@pytest.mark.parametrize("preset", [PAPER, GRADIENT, TRAJECTORY], ids=lambda preset: preset.label)
-def test_every_row_of_the_component_ablation_gives_another_model(preset):
+@pytest.mark.parametrize("module", [hf_kcu, hf_kcu_paper], ids=["corrected", "as printed"])
+def test_every_row_of_the_component_ablation_gives_another_model(module):
     federation, state = trained_ridge()
-    memory = Memory()
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        updates = {name: 0.1 * torch.randn(18, generator=generator).double() for name in federation.datasets}
-        memory.record(updates, {name: len(x) for name, (x, _) in federation.datasets.items()})
-    state = dataclasses.replace(state, memory=memory)
-    full = dataclasses.replace(preset, samples=None, tau=0.001)
     found = {}
-    for name, options in component_ablation(full).items():
-        outcome = hf_kcu(federation.engine(), state, Request.of("client-4"), options)
-        found[name] = outcome.state.model.parameters
+    for name, options in module.component_ablation().items():
+        if module is hf_kcu:
+            options = dataclasses.replace(options, curvature_samples=None)
+        request = Request.of(samples={"client-4": list(range(20)), "client-0": [0]})
+        found[name] = forgotten(federation.engine(), state, request, options).state.model.parameters
     same = {name for name in found if torch.allclose(found[name], found["full"], rtol=1e-6, atol=0)} - {"full"}
-    # The vector of a whole client needs no weights, and the gradient step on ridge is safe at its full length.
-    by_definition = {TRAJECTORY: {"uniform influence"}, GRADIENT: {"without adaptive scaling"}, PAPER: set()}
-    assert same == by_definition[preset]
+    # The corrected step on ridge is safe at its full length.
+    assert same == ({"without adaptive scaling"} if module is hf_kcu else set())
+
+
+def test_without_causal_weighting_as_printed_is_one_step_with_everyones_hessian():
+    federation, state = trained_ridge()
+    options = dataclasses.replace(PAPER, causal_weights="none", iterations=100)
+    owned = {"client-1": [0, 1], "client-3": [4]}
+    found = forgotten(federation.engine(), state, Request.of(samples=owned), options).state.model.parameters
+    theta = state.model.parameters
+    rows = [(federation.datasets[name][0][i], federation.datasets[name][1][i]) for name, i in owned.items()]
+    gradient = torch.func.grad(federation.value)(theta, *(torch.cat(part) for part in zip(*rows, strict=True)))
+    inputs, _ = federation.pooled()
+    hessian = torch.kron(torch.eye(3).double(), inputs.T @ inputs / len(inputs))
+    raw = torch.linalg.solve(hessian + (federation.loss.l2 + 0.01) * torch.eye(18), gradient)
+    expected = theta - min(1.0, float(0.01 * theta.norm() / raw.norm())) * raw
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_damping_defaults_to_learning_rate_and_steps():
     federation, state = trained_ridge()
-    outcome = hf_kcu(federation.engine(), state, Request.of("client-0"), GRADIENT)
+    outcome = forgotten(federation.engine(), state, Request.of("client-0"), CORRECTED)
     assert outcome.details["damping"] == pytest.approx(1 / (0.1 * 5 * 20))
     bare = dataclasses.replace(state, schedule=None)
     with pytest.raises(RequestError, match="Give a damping"):
-        hf_kcu(federation.engine(), bare, Request.of("client-0"), GRADIENT)
+        forgotten(federation.engine(), bare, Request.of("client-0"), CORRECTED)
 
 
 def test_a_preconditioner_changes_the_iterations_not_the_answer():
     federation = digits_softmax(0.001)
     state = federation.state(federation.optimum())
-    plain = dataclasses.replace(GRADIENT, **WHOLE | {"iterations": 300}, damping=1e-4, scaling="none")
+    plain = dataclasses.replace(CORRECTED, **WHOLE | {"iterations": 300}, damping=1e-4, tau=None)
     sketched = dataclasses.replace(plain, preconditioner_rank=60)
-    one = hf_kcu(federation.engine(), state, Request.of("client-0"), plain)
-    two = hf_kcu(federation.engine(), state, Request.of("client-0"), sketched)
+    one = forgotten(federation.engine(), state, Request.of("client-0"), plain)
+    two = forgotten(federation.engine(), state, Request.of("client-0"), sketched)
     torch.testing.assert_close(one.state.model.parameters, two.state.model.parameters, rtol=1e-6, atol=1e-8)
     solves = [outcome.details["steps"][0]["solves"]["server"]["iterations"] for outcome in (one, two)]
     assert solves[1] < 0.7 * solves[0]
 
 
-def test_the_default_takes_the_trajectory_where_vectors_were_kept_else_the_gradient():
+def test_what_a_method_cannot_do_is_refused_with_the_one_that_can():
     federation, state = trained_ridge()
     memory = Memory()
     memory.record(
         {name: torch.ones(18).double() for name in federation.datasets}, dict.fromkeys(federation.datasets, 1)
     )
     kept = dataclasses.replace(state, memory=memory)
-    options = HfKcuOptions()
-    assert hf_kcu(federation.engine(), kept, Request.of("client-0"), options).details["source"] == "trajectory"
-    assert hf_kcu(federation.engine(), state, Request.of("client-0"), options).details["source"] == "gradient"
-    samples = Request.of(samples={"client-0": [1]})
-    assert hf_kcu(federation.engine(), kept, samples, options).details["source"] == "gradient"
-    with pytest.raises(RequestError, match="whole clients only"):
-        hf_kcu(federation.engine(), kept, samples, TRAJECTORY)
+    with pytest.raises(RequestError, match="whole clients only: use hf-kcu"):
+        forgotten(federation.engine(), kept, Request.of(samples={"client-0": [1]}), KRYLOV)
     with pytest.raises(RequestError, match="No vectors were kept"):
-        hf_kcu(federation.engine(), state, Request.of("client-0"), TRAJECTORY)
+        forgotten(federation.engine(), state, Request.of("client-0"), KRYLOV)
     gone = federation.engine().without(("client-0",))
-    with pytest.raises(RequestError, match="needs its data once"):
-        hf_kcu(gone, kept, Request.of("client-0"), GRADIENT)
+    with pytest.raises(RequestError, match="needs its data once: use retrace"):
+        forgotten(gone, kept, Request.of("client-0"), CORRECTED)
 
 
 def norm_net() -> nn.Module:
@@ -185,7 +189,7 @@ def norm_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 
 
-@pytest.mark.parametrize("options", [TRAJECTORY, GRADIENT, TRAJECTORY.with_recovery()], ids=lambda o: o.label)
+@pytest.mark.parametrize("options", [KRYLOV, CORRECTED, recovering(KRYLOV)], ids=label)
 def test_batch_norm_statistics_forget_too(options):
     """The leaver's inputs are shifted far away; afterwards the statistics are those of the clients that stay."""
     generator = torch.Generator().manual_seed(1)
@@ -196,7 +200,9 @@ def test_batch_norm_statistics_forget_too(options):
         datasets[f"client-{number}"] = (inputs, (inputs.sum(dim=1) > 4 * shift).long())
     engine = LocalEngine(model, CrossEntropy(), datasets)
     state = train(engine, Snapshot.of(model), TrainingPlan(rounds=3, epochs=2, batch_size=16, learning_rate=0.01))
-    outcome = hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(options, samples=64, tau=10.0))
+    outcome = forgotten(
+        engine, state, Request.of("client-0"), dataclasses.replace(options, curvature_samples=64, tau=10.0)
+    )
     assert outcome.succeeded
     with torch.no_grad():
         retained = torch.cat([datasets[f"client-{number}"][0] for number in (1, 2)])
@@ -220,51 +226,31 @@ def test_a_short_step_is_reported_and_recovery_is_recorded_in_the_memory():
         {"client-0": torch.randn(170, generator=torch.Generator().manual_seed(0)), "client-1": torch.zeros(170)},
         {"client-0": 1, "client-1": 1},
     )
-    hurried = dataclasses.replace(TRAJECTORY, influence_decay=False, samples=None)
-    cut = hf_kcu(engine, dataclasses.replace(state, memory=far), Request.of("client-0"), hurried)
+    hurried = dataclasses.replace(KRYLOV, filter="none", curvature_samples=None)
+    cut = forgotten(engine, dataclasses.replace(state, memory=far), Request.of("client-0"), hurried)
     assert cut.details["steps"][0]["length"] < 0.25
     assert "was safe for the retained clients" in cut.warnings[0]
-    options = dataclasses.replace(TRAJECTORY, samples=200).with_recovery(Recovery(learning_rate=0.05))
-    outcome = hf_kcu(engine, state, Request.of("client-0"), options)
+    options = recovering(dataclasses.replace(KRYLOV, curvature_samples=200), Recovery(learning_rate=0.05))
+    outcome = forgotten(engine, state, Request.of("client-0"), options)
     recovery = outcome.details["recovery"]
     assert recovery["retained_loss_after"] <= recovery["retained_loss_before"]
     assert outcome.memory.rounds == state.memory.rounds + (recovery["length"] > 0)
     assert outcome.cost.rounds <= options.expected_rounds
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"iterations": 0}, "iterations must be at least 1"),
-        ({"damping": -0.1}, "damping must be a number of at least 0"),
-        ({"damping": math.nan}, "damping must be a number"),
-        ({"samples": 0}, "samples must be at least 1"),
-        ({"tau": -1.0}, "tau must be"),
-        ({"source": "guess"}, "source can be auto, gradient, trajectory"),
-        ({"filter": "comb"}, "filter can be auto, damped, rounds"),
-        ({"source": "trajectory", "steps": 2}, "one step"),
-        ({"filter": "rounds", "preconditioner_rank": 3}, "without a preconditioner"),
-    ],
-)
-def test_bad_options_are_refused_in_one_sentence(wrong, match):
-    with pytest.raises(RequestError, match=match) as caught:
-        HfKcuOptions(**wrong)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_model_with_a_nan_is_refused_before_any_work():
     federation, state = trained_ridge()
     broken = ServerState(Snapshot(state.model.parameters * math.nan, {}), state.schedule)
     engine = watched(federation)
-    with pytest.raises(Exception, match="NaN or infinite"):
-        hf_kcu(engine, broken, Request.of("client-0"), GRADIENT)
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        forgotten(engine, broken, Request.of("client-0"), CORRECTED)
     assert not hasattr(engine, "log")
 
 
 def test_the_trust_region_looks_at_other_samples_than_the_curvature():
     federation, state = trained_ridge()
     engine = watched(federation)
-    hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(GRADIENT, samples=20))
+    forgotten(engine, state, Request.of("client-0"), dataclasses.replace(CORRECTED, curvature_samples=20))
     drawn = {True: {}, False: {}}
     for round_ in engine.log:
         for name, task in round_.items():
@@ -287,18 +273,17 @@ def test_a_step_is_judged_with_the_statistics_that_belong_to_it():
     engine = LocalEngine(model, CrossEntropy(), datasets)
     state = train(engine, Snapshot.of(model), TrainingPlan(rounds=3, epochs=2, batch_size=10, learning_rate=0.1))
     parties = prepared(engine, state, Request.of("client-0"))
-    start = refreshed_buffers(engine, state.model, state, parties)
+    stay = Retained.of(engine, state, parties)
+    start = stay.statistics(state.model)
     layers = start.layers()
     parts = layers.unflatten(start.parameters)
     step = layers.flatten({n: 0.9 * p if n.startswith("0.") else torch.zeros_like(p) for n, p in parts.items()})
-    options = dataclasses.replace(TRAJECTORY, samples=None)
-    anew = partial(refreshed_buffers, engine, state=state, parties=parties)
-    length, moved, losses = trust_region(engine, start, step, parties, options, 0.01, refreshed=anew)
-    assert length == 1.0
+    trial, losses = longest_safe(stay.trials(start, step, LENGTHS), 0.01)
+    assert trial.length == 1.0
     assert losses["retained_rise"] == pytest.approx(0.0, abs=0.01)
-    torch.testing.assert_close(moved.parameters, start.parameters - step)
-    torch.testing.assert_close(moved.buffers["1.running_mean"], 0.1 * start.buffers["1.running_mean"])
-    assert trust_region(engine, start, step, parties, options, 0.01)[0] != 1.0
+    torch.testing.assert_close(trial.model.parameters, start.parameters - step)
+    torch.testing.assert_close(trial.model.buffers["1.running_mean"], 0.1 * start.buffers["1.running_mean"])
+    assert stay.losses(start, step, (0.0, 1.0)).rises[1] > 0.01  # with the statistics as they were
 
 
 def test_statistics_are_estimated_on_as_many_samples_as_the_curvature_but_on_whole_batches():
@@ -308,7 +293,7 @@ def test_statistics_are_estimated_on_as_many_samples_as_the_curvature_but_on_who
     engine = WatchedEngine(norm_net(), CrossEntropy(), {n: (x, (x.sum(dim=1) > 0).long()) for n, x in inputs.items()})
     state = train(engine, Snapshot.of(norm_net()), TrainingPlan(rounds=2, epochs=1, batch_size=16, learning_rate=0.05))
     engine.log.clear()
-    outcome = hf_kcu(engine, state, Request.of("client-0"), HfKcuOptions(samples=110))
+    outcome = forgotten(engine, state, Request.of("client-0"), dataclasses.replace(RETRACE, curvature_samples=110))
     assert outcome.succeeded
     assert "correction" in outcome.details
     asked = [{name: task.draw.size for name, task in tasks.items()} for tasks in engine.log if statistics_in(tasks)]
@@ -330,33 +315,32 @@ def four_clients():
 
 def test_with_batch_norm_every_length_is_tried_and_the_longest_safe_one_taken():
     engine, state, parties = four_clients()
-    options = dataclasses.replace(TRAJECTORY, samples=None)
-    anew = partial(refreshed_buffers, engine, state=state, parties=parties)
+    stay = Retained.of(engine, state, parties)
     step = 30 * state.memory.influence(("client-0",))
 
-    def search(allowed, *tries):
-        return trust_region(engine, state.model, step, parties, options, allowed, *tries, refreshed=anew)
+    def search(allowed, lengths=LENGTHS):
+        return longest_safe(stay.trials(state.model, step, lengths), allowed)
 
-    rises = [search(math.inf, ((length,),))[2]["retained_rise"] for length in LENGTHS]
+    rises = [search(math.inf, (length,))[1]["retained_rise"] for length in LENGTHS]
     for rise in rises:
         longest = next(length for length, own in zip(LENGTHS, rises, strict=True) if own <= rise)
-        length, moved, losses = search(rise)
-        assert (length, losses["retained_rise"]) == (longest, pytest.approx(rises[LENGTHS.index(longest)]))
-        torch.testing.assert_close(moved.parameters, state.model.parameters - length * step)
-        expected = anew(moved)
-        assert all(torch.equal(moved.buffers[name], expected.buffers[name]) for name in expected.buffers)
-    assert search(min(rises) - 1e-6)[:2] == (None, state.model)
+        trial, losses = search(rise)
+        assert (trial.length, losses["retained_rise"]) == (longest, pytest.approx(rises[LENGTHS.index(longest)]))
+        torch.testing.assert_close(trial.model.parameters, state.model.parameters - trial.length * step)
+        expected = stay.statistics(trial.model)
+        assert all(torch.equal(trial.model.buffers[name], expected.buffers[name]) for name in expected.buffers)
+    assert search(min(rises) - 1e-6)[0] is None
     engine.log.clear()
     search(min(rises) - 1e-6)  # the model as it is was asked for once, and two messages for every length
     assert len(engine.log) == 1 + 2 * len(LENGTHS)
 
 
-@pytest.mark.parametrize("scaling", ["norm", "none"])
-def test_without_a_belt_statistics_are_new_too(scaling):
+@pytest.mark.parametrize("options", [PAPER, dataclasses.replace(CORRECTED, tau=None, seed=1)], ids=label)
+def test_without_a_belt_statistics_are_new_too(options):
     engine, state, parties = four_clients()
-    options = dataclasses.replace(GRADIENT, scaling=scaling, samples=None)
-    outcome = hf_kcu(engine, state, Request.of("client-0"), options)
-    anew = refreshed_buffers(engine, outcome.state.model, state, parties)
+    outcome = forgotten(engine, state, Request.of("client-0"), options)
+    stay = Retained.of(engine, state, parties, outcome.details.get("curvature_samples"), seed=1)
+    anew = stay.statistics(outcome.state.model)
     for name, buffer in anew.buffers.items():
         torch.testing.assert_close(outcome.state.model.buffers[name], buffer)
     record = outcome.details["steps"][0]
@@ -366,7 +350,9 @@ def test_without_a_belt_statistics_are_new_too(scaling):
 
 def test_forgotten_samples_do_not_enter_the_statistics():
     engine, state, _ = four_clients()
-    hf_kcu(engine, state, Request.of(samples={"client-2": [0, 3]}), dataclasses.replace(GRADIENT, samples=40))
+    forgotten(
+        engine, state, Request.of(samples={"client-2": [0, 3]}), dataclasses.replace(CORRECTED, curvature_samples=40)
+    )
     asked = [tasks["client-2"] for tasks in engine.log if statistics_in(tasks)]
     assert {(task.exclude, task.draw.from_back) for task in asked} == {((0, 3), False)}
 
@@ -375,7 +361,7 @@ def statistics_in(tasks):
     return any(isinstance(task, NormStatistics) for task in tasks.values())
 
 
-@pytest.mark.parametrize("options", [TRAJECTORY, HfKcuOptions(), HfKcuOptions().with_recovery()], ids=lambda o: o.label)
+@pytest.mark.parametrize("options", [KRYLOV, RETRACE, recovering(RETRACE)], ids=label)
 def test_new_batch_norm_statistics_do_not_slip_past_the_safety_belt(options):
     """Whatever the statistics do to it, a request that succeeds keeps the retained loss within tau at the end."""
     generator = torch.Generator().manual_seed(5)
@@ -390,7 +376,9 @@ def test_new_batch_norm_statistics_do_not_slip_past_the_safety_belt(options):
         engine = LocalEngine(model, CrossEntropy(), datasets)
         plan = TrainingPlan(rounds=4, epochs=3, batch_size=8, learning_rate=0.1, seed=seed)
         state = train(engine, Snapshot.of(model), plan)
-        outcome = hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(options, samples=None, tau=0.02))
+        outcome = forgotten(
+            engine, state, Request.of("client-0"), dataclasses.replace(options, curvature_samples=None, tau=0.02)
+        )
         inputs = torch.cat([datasets[f"client-{number}"][0] for number in (1, 2)])
         labels = torch.cat([datasets[f"client-{number}"][1] for number in (1, 2)])
         losses = [mean_loss(predict(model, s.model, inputs), labels) for s in (state, outcome.state)]
@@ -407,9 +395,9 @@ def test_a_recovery_round_taken_in_part_is_recorded_in_part():
     state = train(engine, Snapshot.of(model), TrainingPlan(rounds=5, epochs=1, batch_size=32, learning_rate=0.5))
     lengths = set()
     for rate in (2.0, 8.0, 16.0, 32.0):
-        options = dataclasses.replace(TRAJECTORY, samples=None).with_recovery(Recovery(learning_rate=rate))
-        outcome = hf_kcu(engine, state, Request.of("client-0"), options)
-        plain = hf_kcu(engine, state, Request.of("client-0"), dataclasses.replace(options, recovery=None))
+        options = recovering(dataclasses.replace(KRYLOV, curvature_samples=None), Recovery(learning_rate=rate))
+        outcome = forgotten(engine, state, Request.of("client-0"), options)
+        plain = forgotten(engine, state, Request.of("client-0"), dataclasses.replace(options, recovery=None))
         length = outcome.details["recovery"]["length"]
         lengths.add(length)
         # What the vectors of those who stay gained adds up to nothing, and scales with the length that was taken.
@@ -417,13 +405,9 @@ def test_a_recovery_round_taken_in_part_is_recorded_in_part():
         gained = {name: outcome.memory.norms([name])[0] for name in outcome.memory.clients}
         if length == 0:
             assert gained == {name: plain.memory.norms([name])[0] for name in plain.memory.clients}
-        updates = recovery_round(
-            engine,
-            state.model,
-            plain.state.model,
-            dict.fromkeys(outcome.memory.clients, ()),
-            TrainingPlan(1, 1, 32, rate),
-        )
+        stay = Retained(engine, dict.fromkeys(outcome.memory.clients, ()), engine.clients())
+        replies = stay.train(plain.state.model, TrainingPlan(1, 1, 32, rate))
+        updates = without_return(replies, state.model, plain.state.model)
         expected = plain.memory.copy()
         expected.record({n: length * r.update for n, r in updates.items()}, {n: r.count for n, r in updates.items()})
         torch.testing.assert_close(

@@ -1,6 +1,7 @@
 """The filter taken apart layer by layer, beside dense algebra; and what is chosen where nothing is said."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -16,19 +17,16 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import CurvatureFactors, Draw
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
-from expunge.unlearning import influence
-from expunge.unlearning.correction import corrected
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
-from expunge.unlearning.influence import ON_THE_WAY, survives
-from expunge.unlearning.recovery import Recovery
+from expunge.unlearning.filters import filter_named
+from expunge.unlearning.lengths import LENGTHS, longest_safe
+from expunge.unlearning.repair import Correction
 from expunge.unlearning.request import Request
-from expunge.unlearning.scaling import LENGTHS, retained_loss, trust_region
+from expunge.unlearning.retained import Retained
 from unlearning.convex import ConvexFederation, digits_softmax, ridge
+from unlearning.presets import KRYLOV, RETRACE, forgotten
 
 LEAVER = Request.of("client-0")
 SCHEDULE = Schedule(learning_rate=0.1, local_steps=5, rounds=7)
-DEFAULT = HfKcuOptions()
 
 
 def many(copies: int = 300) -> tuple[ConvexFederation, ServerState]:
@@ -52,20 +50,20 @@ def dense_step(federation: ConvexFederation, state: ServerState, kind: str) -> T
     damped = {factor: factor * SCHEDULE.damping / (values + factor * SCHEDULE.damping) for factor in (1.0, 5.0)}
     contraction = (1 - 0.1 * values).clamp(0, 1) ** 5
     rounds = torch.stack([contraction**number for number in range(7)]).mean(dim=0)
-    left = {"damped": damped[1.0], "rounds": rounds, "between": (rounds + damped[5.0]) / 2}[kind]
+    left = {"damped": damped[1.0], "rounds": rounds, "blend": (rounds + damped[5.0]) / 2}[kind]
     return vectors @ (left * (vectors.T @ state.memory.influence(["client-0"])))
 
 
-@pytest.mark.parametrize("kind", ["damped", "rounds", "between"])
+@pytest.mark.parametrize("kind", ["damped", "rounds", "blend"])
 def test_on_one_linear_layer_it_is_the_dense_filter(kind):
     federation, state = many()
-    options = dataclasses.replace(DEFAULT, solver="kronecker", filter=kind, samples=None, scaling="none")
-    outcome = hf_kcu(federation.engine().without(("client-0",)), state, LEAVER, options)
+    options = dataclasses.replace(RETRACE, filter=kind, curvature_samples=None, tau=None)
+    outcome = forgotten(federation.engine().without(("client-0",)), state, LEAVER, options)
     moved, exact = outcome.state.model.parameters - state.model.parameters, dense_step(federation, state, kind)
     assert float((moved + exact).norm() / exact.norm()) < 0.02
     # And Krylov, run to its end, is the same filter by another way.
-    krylov = dataclasses.replace(options, solver="krylov", iterations=18)
-    other = hf_kcu(federation.engine(), state, LEAVER, krylov).state.model.parameters - state.model.parameters
+    krylov = dataclasses.replace(KRYLOV, filter=kind, curvature_samples=None, tau=None, iterations=18)
+    other = forgotten(federation.engine(), state, LEAVER, krylov).state.model.parameters - state.model.parameters
     assert float((moved - other).norm() / other.norm()) < 0.02
 
 
@@ -87,126 +85,115 @@ def test_it_costs_one_gradient_a_sample_and_one_message():
     engine = federation.engine()
     engine.ask({name: CurvatureFactors(state.model, 0, Draw(20, 0)) for name in ("client-1", "client-2")})
     assert (engine.cost.sample_gradients, engine.cost.rounds) == (40, 1)
-    outcome = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, scaling="none"))
+    outcome = forgotten(federation.engine(), state, LEAVER, dataclasses.replace(RETRACE, tau=None))
     assert outcome.cost.rounds == 1
     retained = sum(len(x) for name, (x, _) in federation.datasets.items() if name != "client-0")
-    assert outcome.details["samples"] == outcome.cost.sample_gradients == retained < 2000
+    assert outcome.details["curvature_samples"] == outcome.cost.sample_gradients == retained < 2000
     federation, state = many(copies=30)
-    assert hf_kcu(federation.engine(), state, LEAVER, DEFAULT).details["samples"] == 2000
+    assert forgotten(federation.engine(), state, LEAVER, RETRACE).details["curvature_samples"] == 2000
 
 
-@pytest.mark.parametrize(("source", "smallest"), [("trajectory", ON_THE_WAY), ("gradient", 1.0)])
-def test_a_pull_from_along_the_way_meets_the_curvature_of_the_way(source, smallest, monkeypatch):
+def test_a_pull_from_along_the_way_meets_the_curvature_of_the_way(monkeypatch):
     federation, state = many(copies=10)
     engine, asked = federation.engine(), []
     answer = engine.ask
     monkeypatch.setattr(engine, "ask", lambda tasks: (asked.extend(tasks.values()), answer(tasks))[1])
-    hf_kcu(engine, state, LEAVER, dataclasses.replace(DEFAULT, source=source, solver="kronecker"))
+    forgotten(engine, state, LEAVER, RETRACE)
     factors = [task for task in asked if isinstance(task, CurvatureFactors)]
     assert factors
-    assert {task.smallest for task in factors} == {smallest}
+    assert {task.min_logit_scale for task in factors} == {RETRACE.min_logit_scale} == {0.5}
     assert len({task.seed for task in factors}) == len(factors)
 
 
-def test_a_sure_model_is_moved_less_by_the_curvature_of_the_way(monkeypatch):
+def test_a_sure_model_is_moved_less_by_the_curvature_of_the_way():
     """Softmax regression that fits its samples: at the end there is hardly any curvature, on the way there was."""
     federation = digits_softmax(l2=0.0)
     start, plan = Snapshot.of(federation.model), TrainingPlan(rounds=20, epochs=5, batch_size=8, learning_rate=0.3)
     state = train(federation.engine(), start, plan)
-    options = dataclasses.replace(DEFAULT, filter="damped", scaling="none")
+    options = dataclasses.replace(RETRACE, filter="damped", tau=None)
 
-    def length() -> float:
-        outcome = hf_kcu(federation.engine(), state, LEAVER, options)
+    def length(scale: float) -> float:
+        outcome = forgotten(federation.engine(), state, LEAVER, dataclasses.replace(options, min_logit_scale=scale))
         return float((outcome.state.model.parameters - state.model.parameters).norm())
 
-    shorter = length()
-    monkeypatch.setattr(influence, "ON_THE_WAY", 1.0)
-    assert shorter < 0.97 * length()
+    assert length(0.5) < 0.97 * length(1.0)
 
 
 def test_the_whole_step_is_tried_before_shorter_ones():
     federation, state = many(copies=10)
-    roomy = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, tau=1e6))
+    roomy = forgotten(federation.engine(), state, LEAVER, dataclasses.replace(RETRACE, tau=1e6))
     assert roomy.details["steps"][0]["length"] == 1.0
     assert roomy.cost.rounds == 2 + 2  # the last two are the correction's
-    tight = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, tau=0.01))
+    tight = forgotten(federation.engine(), state, LEAVER, dataclasses.replace(RETRACE, tau=0.01))
     assert tight.details["steps"][0]["length"] < 1.0
-    assert tight.cost.rounds <= DEFAULT.expected_rounds
+    assert tight.cost.rounds <= RETRACE.expected_rounds
+
+
+HARDLY = (0.0, 2.0**-6)  # hardly anything can be repaired
+NEAR = {"long_step_ratio": math.inf}  # no step is a long one
 
 
 def taken(**options) -> dict:
     federation, state = many(copies=10)
-    outcome = hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, **options))
-    assert outcome.cost.rounds <= dataclasses.replace(DEFAULT, **options).expected_rounds
+    outcome = forgotten(federation.engine(), state, LEAVER, dataclasses.replace(RETRACE, **options))
+    assert outcome.cost.rounds <= dataclasses.replace(RETRACE, **options).expected_rounds
     return {**outcome.details["steps"][0], "correction": outcome.details.get("correction")}
 
 
-@pytest.mark.usefixtures("near")
 def test_a_step_that_is_corrected_may_cost_more_at_first_but_not_in_the_end():
-    rise = taken(tau=1e6)["retained_rise"]
+    rise = taken(tau=1e6, **NEAR)["retained_rise"]
     assert rise > 0
     tau = 0.4 * rise  # the whole step costs more than tau, but less than three times that
-    plain = taken(tau=tau, filter="between", correction=False)
+    plain = taken(tau=tau, filter="blend", correction=False)
     assert plain["length"] < 1.0
     assert plain["retained_rise"] <= tau
-    mended = taken(tau=tau)
-    assert (mended["filter"], mended["length"]) == ("between", 1.0)
+    mended = taken(tau=tau, **NEAR)
+    assert (mended["filter"], mended["length"]) == ("blend", 1.0)
     assert mended["correction"]["length"] > 0
     assert mended["retained_rise"] + mended["correction"]["retained_rise"] <= tau
 
 
 def test_the_gentler_filter_is_taken_where_the_sharper_one_costs_too_much():
-    rises = {kind: taken(filter=kind, tau=1e6)["retained_rise"] for kind in ("between", "damped")}
-    assert rises["between"] > rises["damped"] > 0
-    tau = 0.9 * rises["between"]
+    rises = {kind: taken(filter=kind, tau=1e6)["retained_rise"] for kind in ("blend", "damped")}
+    assert rises["blend"] > rises["damped"] > 0
+    tau = 0.9 * rises["blend"]
     assert tau > rises["damped"]
     uncorrected = taken(tau=tau, correction=False)
     assert (uncorrected["filter"], uncorrected["length"]) == ("damped", 1.0)
-    loose = taken(tau=1.1 * rises["between"], correction=False)
-    assert (loose["filter"], loose["length"]) == ("between", 1.0)
-    strict = taken(tau=0.3 * rises["between"])  # not even three times tau is enough for the sharper one
+    loose = taken(tau=1.1 * rises["blend"], correction=False)
+    assert (loose["filter"], loose["length"]) == ("blend", 1.0)
+    strict = taken(tau=0.3 * rises["blend"])  # not even three times tau is enough for the sharper one
     assert strict["filter"] == "damped"
-    assert strict["retained_rise"] <= 0.3 * rises["between"]
+    assert strict["retained_rise"] <= 0.3 * rises["blend"]
 
 
-@pytest.mark.usefixtures("near")
-def test_where_a_correction_does_not_bring_it_back_the_gentler_filter_is_taken(monkeypatch):
-    rise = taken(tau=1e6)["retained_rise"]
-    assert taken(tau=0.4 * rise)["filter"] == "between"
-    monkeypatch.setattr("expunge.unlearning.correction.LENGTHS", (0.0, 2.0**-6))  # hardly anything can be repaired
-    step = taken(tau=0.4 * rise)
+def test_where_a_correction_does_not_bring_it_back_the_gentler_filter_is_taken():
+    rise = taken(tau=1e6, **NEAR)["retained_rise"]
+    assert taken(tau=0.4 * rise, **NEAR)["filter"] == "blend"
+    step = taken(tau=0.4 * rise, **NEAR, correction_lengths=HARDLY)
     assert step["filter"] == "damped"
     assert step["retained_rise"] <= 0.4 * rise
 
 
 def test_what_is_chosen_where_nothing_is_said():
     federation, state = many(copies=2)
-    engine = federation.engine()
-
-    def chosen(state: ServerState, request: Request = LEAVER, **options) -> tuple[str, str, str]:
-        details = hf_kcu(engine, state, request, dataclasses.replace(DEFAULT, tau=1e6, **options)).details
-        return details["source"], details["solver"], details["steps"][0]["filter"]
-
-    assert chosen(state) == ("trajectory", "kronecker", "between")
-    assert chosen(dataclasses.replace(state, schedule=None), damping=0.1) == ("trajectory", "kronecker", "damped")
-    unknown = dataclasses.replace(state, model=dataclasses.replace(state.model, layout=None))
-    assert chosen(unknown) == ("trajectory", "krylov", "damped")
-    assert chosen(state, preconditioner_rank=2) == ("trajectory", "krylov", "damped")
-    assert chosen(dataclasses.replace(state, memory=None)) == ("gradient", "krylov", "damped")
-    assert chosen(state, Request.of(samples={"client-1": [0, 1]})) == ("gradient", "krylov", "damped")
+    roomy = dataclasses.replace(RETRACE, tau=1e6)
+    details = forgotten(federation.engine(), state, LEAVER, roomy).details
+    assert (details["solver"], details["steps"][0]["filter"]) == ("kronecker", "blend")
+    bare = dataclasses.replace(state, schedule=None)
+    details = forgotten(federation.engine(), bare, LEAVER, dataclasses.replace(roomy, damping=0.1)).details
+    assert (details["solver"], details["steps"][0]["filter"]) == ("kronecker", "damped")
 
 
 def test_what_cannot_be_is_refused():
     federation, state = many(copies=2)
-    with pytest.raises(RequestError, match="Gauss-Newton"):
-        HfKcuOptions(solver="kronecker", curvature="hessian")
     with pytest.raises(RequestError, match="damping above 0"):
-        hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(DEFAULT, damping=0.0))
+        forgotten(federation.engine(), state, LEAVER, dataclasses.replace(RETRACE, damping=0.0))
     unknown = dataclasses.replace(state, model=dataclasses.replace(state.model, layout=None))
     with pytest.raises(ModelError, match="layer by layer"):
-        hf_kcu(federation.engine(), unknown, LEAVER, dataclasses.replace(DEFAULT, solver="kronecker"))
+        forgotten(federation.engine(), unknown, LEAVER, RETRACE)
     with pytest.raises(RequestError, match="learning rate"):
-        survives("between", 0.1, None)
+        filter_named("blend", 0.1, None)
 
 
 def test_a_client_that_pulled_alone_is_taken_back_whole():
@@ -222,7 +209,7 @@ def test_a_client_that_pulled_alone_is_taken_back_whole():
     engine = LocalEngine(model, CrossEntropy(), datasets)
     start = Snapshot.of(model)
     state = train(engine, start, TrainingPlan(rounds=5, epochs=2, batch_size=16, learning_rate=0.2))
-    outcome = hf_kcu(engine.without(("client-0",)), state, LEAVER, DEFAULT)
+    outcome = forgotten(engine.without(("client-0",)), state, LEAVER, RETRACE)
     column = {
         name: state_.layers().unflatten(state_.parameters)["0.weight"][:, 0]
         for name, state_ in (("start", start), ("trained", state.model), ("forgot", outcome.state.model))
@@ -230,61 +217,47 @@ def test_a_client_that_pulled_alone_is_taken_back_whole():
     moved, left = column["trained"] - column["start"], column["forgot"] - column["start"]
     assert float(moved.norm()) > 1e-3
     assert float(left.norm() / moved.norm()) < 1e-4
-    by_krylov = hf_kcu(engine, state, LEAVER, dataclasses.replace(TRAJECTORY, iterations=30, samples=None))
+    by_krylov = forgotten(engine, state, LEAVER, dataclasses.replace(KRYLOV, iterations=30, curvature_samples=None))
     both = [o.state.model.parameters - state.model.parameters for o in (outcome, by_krylov)]
     assert float(torch.cosine_similarity(*both, dim=0)) > 0.9
-
-
-@pytest.mark.parametrize("recovery", [None, Recovery(learning_rate=0.01, batch_size=50)])
-def test_a_step_before_the_last_may_not_cost_more_than_tau(recovery):
-    federation, state = many(copies=10)
-    options = dataclasses.replace(GRADIENT, solver="kronecker", steps=2, samples=None, recovery=recovery)
-
-    def first(tau):
-        return hf_kcu(federation.engine(), state, LEAVER, dataclasses.replace(options, tau=tau)).details["steps"][0]
-
-    rise = first(1e6)["retained_rise"]
-    assert rise > 0
-    assert first(0.5 * rise)["retained_rise"] <= 0.5 * rise
 
 
 def test_the_longest_safe_length_is_taken():
     federation, state = many(copies=10)
     engine, step = federation.engine(), state.memory.influence(["client-0"])
-    options, parties = dataclasses.replace(DEFAULT, samples=None), LEAVER.parties(engine.clients())
-    rises = retained_loss(engine, state.model, step, (0.0, *LENGTHS), parties, options).rises[1:]
+    parties = LEAVER.parties(engine.clients())
+    stay = Retained(engine, parties.retained, parties.counts)
+    rises = stay.losses(state.model, step, (0.0, *LENGTHS)).rises[1:]
     for allowed in rises:
         longest = next(length for length, rise in zip(LENGTHS, rises, strict=True) if rise <= allowed)
-        assert trust_region(engine, state.model, step, parties, options, allowed)[0] == longest
+        assert longest_safe(stay.trials(state.model, step, LENGTHS), allowed)[0].length == longest
 
 
-@pytest.mark.usefixtures("near")
 def test_the_correction_knows_what_the_step_has_cost(monkeypatch):
     known = []
 
-    def watched(*arguments):
-        known.append(arguments[-1])
-        return corrected(*arguments)
+    def watched(self, stay, moved):
+        known.append(moved.risen)
+        return answer(self, stay, moved)
 
-    monkeypatch.setattr("expunge.unlearning.repair.corrected", watched)
-    step = taken(tau=1e6)
+    answer = Correction.__call__
+    monkeypatch.setattr(Correction, "__call__", watched)
+    step = taken(tau=1e6, **NEAR)
     assert known == [step["retained_rise"]] != [0.0]
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.001, 0.01])
 def test_expected_rounds_is_an_upper_bound_without_a_correction_too(tau):
     federation, state = many(copies=10)
-    options = dataclasses.replace(DEFAULT, tau=tau, correction=False)
-    assert hf_kcu(federation.engine(), state, LEAVER, options).cost.rounds <= options.expected_rounds
+    options = dataclasses.replace(RETRACE, tau=tau, correction=False)
+    assert forgotten(federation.engine(), state, LEAVER, options).cost.rounds <= options.expected_rounds
 
 
-@pytest.mark.usefixtures("near")
-def test_a_try_that_was_given_up_leaves_no_record(monkeypatch):
+def test_a_try_that_was_given_up_leaves_no_record():
     federation, state = many(copies=10)
-    monkeypatch.setattr("expunge.unlearning.correction.LENGTHS", (0.0, 2.0**-6))
-    monkeypatch.setattr("expunge.unlearning.repair.TRIES", ((1.0,),))  # nothing shorter is safe
-    rise = taken(tau=1e6)["retained_rise"]
-    options = dataclasses.replace(DEFAULT, filter="between", tau=0.4 * rise)
-    outcome = hf_kcu(federation.engine(), state, LEAVER, options)
+    rise = taken(tau=1e6, **NEAR)["retained_rise"]
+    options = dataclasses.replace(RETRACE, **NEAR, filter="blend", tau=0.4 * rise, correction_lengths=HARDLY)
+    only_whole = dataclasses.replace(options, lengths=(1.0,))  # nothing shorter is safe
+    outcome = forgotten(federation.engine(), state, LEAVER, only_whole)
     assert not outcome.succeeded
     assert "correction" not in outcome.details

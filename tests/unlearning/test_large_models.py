@@ -42,7 +42,7 @@ def trained(name: str) -> tuple[LocalEngine, ServerState]:
 @pytest.mark.parametrize("recovery", ["", "+recovery"])
 def test_the_default_runs_from_end_to_end(name, recovery):
     engine, state = trained(name)
-    outcome = method(f"hf-kcu{recovery}").configured(tau=1.0)(engine.without(("eve",)), state, Request.of("eve"))
+    outcome = method(f"retrace{recovery}").configured({"tau": 1.0})(engine.without(("eve",)), state, Request.of("eve"))
     assert outcome.succeeded
     assert outcome.details["solver"] == "kronecker"
     assert outcome.details["steps"][0]["length"] > 0
@@ -59,7 +59,7 @@ def test_the_default_runs_from_end_to_end(name, recovery):
 def test_every_parameter_is_filtered(name):
     """Norms and positions are in no Kronecker factor: their diagonal is, and it is not zero."""
     engine, state = trained(name)
-    default = method("hf-kcu").configured(scaling="none", damping=0.01)
+    default = method("retrace").configured({"tau": None, "damping": 0.01})
     moved = default(engine, state, Request.of("eve")).state.model.parameters - state.model.parameters
     whole = -state.memory.influence(["eve"])
     parts, unfiltered = (state.model.layers().unflatten(vector) for vector in (moved, whole))

@@ -22,13 +22,12 @@ from expunge.federation.messages.tasks import FORWARD_COST, Buffers, Losses, Nor
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.forgetting import forget
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY, HfKcuOptions
+from expunge.unlearning.lengths import LENGTHS, combined, in_messages
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.request import Request
-from expunge.unlearning.scaling import TRIES, combined
 from federation.lying import LyingEngine
 from unlearning.convex import digits_softmax
+from unlearning.presets import CORRECTED, KRYLOV, RETRACE, forgotten, label, recovering
 
 LEAVER, LIAR = "client-0", "client-2"
 REQUEST = Request.of(LEAVER)
@@ -135,14 +134,12 @@ QUIET = {
     "the same, from a great height": both(updates(lambda u: -1000 * u), losses(lambda t: falling(1e6 * t))),
     "hostile statistics, and losses fall": both(buffers(lambda b: 1000 + 1000 * b), losses(falling)),
 }
-RECOVERING = TRAJECTORY.with_recovery(Recovery(learning_rate=0.1))
-HARMFUL = {"damping": 1e-3, "negative_curvature": "ignore"}
+RECOVERING = recovering(KRYLOV, Recovery(learning_rate=0.1))
+HARMFUL = {"damping": 1e-3}
 """Lets a step do as much harm as it can."""
-OPTIONS = [GRADIENT, TRAJECTORY, HfKcuOptions(), RECOVERING]
-CASES = [pytest.param(plain_net, options, id=options.label) for options in OPTIONS]
-CASES += [
-    pytest.param(norm_net, options, id=f"{options.label}, batch norm") for options in (HfKcuOptions(), RECOVERING)
-]
+OPTIONS = [CORRECTED, KRYLOV, RETRACE, RECOVERING]
+CASES = [pytest.param(plain_net, options, id=label(options)) for options in OPTIONS]
+CASES += [pytest.param(norm_net, options, id=f"{label(options)}, batch norm") for options in (RETRACE, RECOVERING)]
 
 
 def outcome_of(build, options, lies, validation=True):
@@ -150,7 +147,7 @@ def outcome_of(build, options, lies, validation=True):
     engine = LyingEngine(model, CrossEntropy(), parts, validation=held_out if validation else None)
     engine.lies = lies
     options = dataclasses.replace(options, tau=TAU, **HARMFUL)
-    return hf_kcu(engine, state, REQUEST, options), engine
+    return forgotten(engine, state, REQUEST, options), engine
 
 
 def risen(build, outcome, names=()):
@@ -188,13 +185,13 @@ def test_whatever_a_client_replies_the_loss_on_the_servers_data_stays_within_tau
 
 def test_the_lies_are_bad_enough_that_without_a_belt_the_loss_would_rise():
     """Else the tests above would show nothing."""
-    bare = dataclasses.replace(TRAJECTORY, scaling="none", **HARMFUL)
+    bare = dataclasses.replace(CORRECTED, tau=None, **HARMFUL)
     worst = {}
     for name in ("backwards", "noise"):
         model, parts, _, state = trained(plain_net)
         engine = LyingEngine(model, CrossEntropy(), parts)
         engine.lies = {LIAR: QUIET[name]}
-        worst[name] = risen(plain_net, hf_kcu(engine, state, REQUEST, bare))
+        worst[name] = risen(plain_net, forgotten(engine, state, REQUEST, bare))
     assert worst["noise"] > 100 * TAU
     assert worst["backwards"] > TAU
 
@@ -210,13 +207,14 @@ def test_the_servers_data_is_what_decides_and_is_paid_for():
         return reply
 
     names = {f"client-{number}": watch for number in range(5)}
-    own, _ = outcome_of(plain_net, GRADIENT, names)
+    own, _ = outcome_of(plain_net, CORRECTED, names)
     assert asked
     assert not any(isinstance(task, Losses) for task in asked)
-    tries = next(number for number, own_try in enumerate(TRIES, 1) if own.details["steps"][0]["length"] in own_try)
-    looked = sum(1 + len(lengths) for lengths in TRIES[:tries])  # each with the model as it was
+    groups, length = in_messages(LENGTHS), own.details["steps"][0]["length"]
+    tries = next(number for number, group in enumerate(groups, 1) if length in group)
+    looked = sum(1 + len(lengths) for lengths in groups[:tries])  # each with the model as it was
     assert own.cost.sample_gradients == pytest.approx(sum(costs) + FORWARD_COST * len(held_out[1]) * looked)
-    theirs, _ = outcome_of(plain_net, GRADIENT, names, validation=False)
+    theirs, _ = outcome_of(plain_net, CORRECTED, names, validation=False)
     assert any(isinstance(task, Losses) for task in asked)
     assert own.cost.rounds < theirs.cost.rounds
     step = own.details["steps"][0]
@@ -237,7 +235,7 @@ def test_forget_takes_the_servers_data():
     model, parts, held_out, state = trained(plain_net)
     mine = plain_net()
     state.model.write_to(mine)
-    options = {"learning_rate": 0.1, "local_steps": 20, "use": "hf-kcu-gradient", "tau": TAU}
+    options = {"learning_rate": 0.1, "local_steps": 20, "method": "hf-kcu", "tau": TAU}
     outcome = forget(mine, parts, LEAVER, rounds=5, validation=held_out, **options)
     before = mean_loss(predict(model, state.model, held_out[0]), held_out[1])
     assert outcome.details["steps"][0]["retained_loss_before"] == pytest.approx(before, rel=1e-5)
@@ -252,7 +250,7 @@ class TestWithoutValidationData:
     @pytest.mark.parametrize(("build", "options"), CASES)
     def test_one_liar_does_not_make_a_step_look_safe_to_the_others(self, build, lie, options):
         honest = [name for name in trained(build)[1] if name not in (LEAVER, LIAR)]
-        options = dataclasses.replace(options, samples=None)
+        options = dataclasses.replace(options, curvature_samples=None)
         try:
             outcome, _ = outcome_of(build, options, {LIAR: QUIET[lie]}, validation=False)
         except NumericalError:  # nothing was changed
@@ -261,7 +259,7 @@ class TestWithoutValidationData:
         assert risen(build, outcome, honest) <= TAU / 0.7
 
     @pytest.mark.parametrize("hostile", [False, True])
-    @pytest.mark.parametrize("options", [HfKcuOptions(), RECOVERING, GRADIENT], ids=lambda o: o.label)
+    @pytest.mark.parametrize("options", [RETRACE, RECOVERING, CORRECTED], ids=label)
     def test_a_liar_that_tells_the_two_models_apart_hides_no_more(self, options, hostile):
         given = trained(norm_net)[3].model.digest
 
@@ -273,7 +271,7 @@ class TestWithoutValidationData:
 
         lie = both(buffers(lambda b: 1000 + 1000 * b), fall) if hostile else fall
         honest = [name for name in trained(norm_net)[1] if name not in (LEAVER, LIAR)]
-        options = dataclasses.replace(options, samples=None)
+        options = dataclasses.replace(options, curvature_samples=None)
         outcome, _ = outcome_of(norm_net, options, {LIAR: lie}, validation=False)
         assert risen(norm_net, outcome, honest) <= TAU / 0.7
 
@@ -286,7 +284,7 @@ class TestWithoutValidationData:
                 return dataclasses.replace(reply, total=reply.total * math.nan)
             return reply
 
-        outcome, _ = outcome_of(norm_net, HfKcuOptions(), {LIAR: broken}, validation=False)
+        outcome, _ = outcome_of(norm_net, RETRACE, {LIAR: broken}, validation=False)
         assert outcome.succeeded
         assert outcome.details["steps"][0]["filter"] == "damped"
 
@@ -299,12 +297,12 @@ class TestWithoutValidationData:
                 asked.append(tuple(task.model.parameters.tolist()))  # a digest would differ: buffers are in it
             return reply
 
-        outcome, _ = outcome_of(norm_net, HfKcuOptions(), {LIAR: watch}, validation=False)
+        outcome, _ = outcome_of(norm_net, RETRACE, {LIAR: watch}, validation=False)
         assert outcome.succeeded
         assert len(asked) == len(set(asked)) > 0
 
     def test_where_no_length_is_safe_the_state_is_the_one_that_was_given(self):
-        outcome, _ = outcome_of(plain_net, GRADIENT, {LIAR: QUIET["losses rise"]}, validation=False)
+        outcome, _ = outcome_of(plain_net, CORRECTED, {LIAR: QUIET["losses rise"]}, validation=False)
         assert not outcome.succeeded
         assert outcome.state is trained(plain_net)[3]
         assert "left as it was" in outcome.warnings[0]
@@ -347,23 +345,38 @@ class TestWithoutValidationData:
         assert rises == (0.0, math.inf, 0.0)
 
 
-def recovering(options, tau):
+def records(options, tau):
     model, parts, _, state = trained(plain_net)
     engine = LyingEngine(model, CrossEntropy(), parts)
     engine.lies = {}
-    details = hf_kcu(engine, state, REQUEST, dataclasses.replace(options, tau=tau, samples=None)).details
+    details = forgotten(engine, state, REQUEST, dataclasses.replace(options, tau=tau, curvature_samples=None)).details
     return details["steps"][0], details["recovery"]
 
 
 def test_what_a_recovery_repairs_counts_but_not_after_an_unfiltered_step():
     again = Recovery(learning_rate=0.1)
-    step, recovery = recovering(GRADIENT.with_recovery(again), 1e6)
+    step, recovery = records(recovering(CORRECTED, again), 1e6)
     rise, left = step["retained_rise"], step["retained_rise"] + recovery["retained_rise"]
     tau = 0.5 * rise
     assert left < tau < rise
-    step, recovery = recovering(GRADIENT.with_recovery(again), tau)
+    step, recovery = records(recovering(CORRECTED, again), tau)
     assert step["length"] == 1.0
     assert step["retained_rise"] + recovery["retained_rise"] <= tau < step["retained_rise"]
-    unfiltered = dataclasses.replace(GRADIENT, influence_decay=False).with_recovery(again)
-    rise = recovering(unfiltered, 1e6)[0]["retained_rise"]
-    assert recovering(unfiltered, 0.5 * rise)[0]["retained_rise"] <= 0.5 * rise
+    unfiltered = recovering(dataclasses.replace(CORRECTED, influence_decay=False), again)
+    rise = records(unfiltered, 1e6)[0]["retained_rise"]
+    assert records(unfiltered, 0.5 * rise)[0]["retained_rise"] <= 0.5 * rise
+
+
+@pytest.mark.parametrize("recovery", [None, Recovery(learning_rate=0.1)])
+def test_a_step_before_the_last_may_not_cost_more_than_tau(recovery):
+    model, parts, _, state = trained(plain_net)
+    engine = LyingEngine(model, CrossEntropy(), parts)
+    engine.lies = {}
+    options = dataclasses.replace(CORRECTED, steps=2, curvature_samples=None, damping=1e-3, recovery=recovery)
+
+    def first(tau):
+        return forgotten(engine, state, REQUEST, dataclasses.replace(options, tau=tau)).details["steps"][0]
+
+    rise = first(1e6)["retained_rise"]
+    assert rise > 0
+    assert first(0.5 * rise)["retained_rise"] <= 0.5 * rise

@@ -17,12 +17,12 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Gradient, Losses, Train
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, HfKcuOptions
+from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from federation.lying import LyingEngine
 from federation.masking import MaskedEngine
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
+from unlearning.presets import CORRECTED, KRYLOV, PAPER, forgotten, recovering
 
 LEAVER = "client-0"
 REQUEST = Request.of(LEAVER)
@@ -47,13 +47,13 @@ def digits(dtype=torch.float64):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("more", [{}, {"gradient_of": "retained"}, {"solver": "kronecker"}, {"steps": 2}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"gradient_of": "retained"}, {"steps": 2}], ids=str)
 def test_the_step_is_that_of_single_replies(dtype, more):
     federation, datasets, state = digits(dtype)
-    options = dataclasses.replace(GRADIENT, **more)
-    plain = hf_kcu(LocalEngine(federation.model, federation.loss, datasets), state, REQUEST, options)
+    options = dataclasses.replace(CORRECTED, **more)
+    plain = forgotten(LocalEngine(federation.model, federation.loss, datasets), state, REQUEST, options)
     engine = MaskedEngine(Watched(federation.model, federation.loss, datasets), (LEAVER,))
-    masked = hf_kcu(engine, state, REQUEST, options)
+    masked = forgotten(engine, state, REQUEST, options)
     steps = [outcome.state.model.parameters - state.model.parameters for outcome in (plain, masked)]
     assert float((steps[1] - steps[0]).norm()) < 1e-5 * float(steps[0].norm()) > 0
     assert masked.succeeded
@@ -65,8 +65,10 @@ def test_the_masked_step_is_that_of_dense_algebra():
     """Ridge has a closed form: removal by one exact solve is retraining."""
     federation = ridge(3)
     state = federation.state(ridge_closed_form(federation, {}))
-    options = dataclasses.replace(GRADIENT, samples=None, iterations=100, tolerance=1e-12, damping=0.0, scaling="none")
-    outcome = hf_kcu(MaskedEngine(federation.engine(), (LEAVER,)), state, REQUEST, options)
+    options = dataclasses.replace(
+        CORRECTED, curvature_samples=None, iterations=100, tolerance=1e-12, damping=0.0, tau=None
+    )
+    outcome = forgotten(MaskedEngine(federation.engine(), (LEAVER,)), state, REQUEST, options)
     truth = ridge_closed_form(federation, {LEAVER: None})
     assert float((outcome.state.model.parameters - truth).norm() / truth.norm()) < 1e-7
 
@@ -76,9 +78,9 @@ def test_no_single_reply_of_those_who_stay_is_to_be_seen():
     federation, datasets, state = digits()
     honest = Watched(federation.model, federation.loss, datasets)
     engine = MaskedEngine(honest, (LEAVER,))
-    hf_kcu(engine, state, REQUEST, GRADIENT)
+    forgotten(engine, state, REQUEST, CORRECTED)
     truth = [(tasks, replies) for tasks, replies in honest.truth if set(tasks) != {LEAVER}]
-    assert len(truth) == len(engine.seen) >= GRADIENT.iterations + 1
+    assert len(truth) == len(engine.seen) >= CORRECTED.iterations + 1
     checked = 0
     for (tasks, replies), seen in zip(truth, engine.seen, strict=True):
         assert set(seen) == set(tasks) == set(datasets) - {LEAVER}
@@ -108,10 +110,10 @@ def test_what_is_no_sum_is_refused_before_any_work():
     federation, datasets, state = digits()
     engine = MaskedEngine(LocalEngine(federation.model, federation.loss, datasets), (LEAVER,))
     with pytest.raises(RequestError, match="No vectors were kept"):
-        hf_kcu(engine, state, REQUEST, TRAJECTORY)
-    for options in (GRADIENT.with_recovery(), PAPER):
+        forgotten(engine, state, REQUEST, KRYLOV)
+    for options in (recovering(CORRECTED), PAPER):
         with pytest.raises(RequestError, match="only sums") as caught:
-            hf_kcu(engine, state, REQUEST, options)
+            forgotten(engine, state, REQUEST, options)
         assert "\n" not in str(caught.value)
     with pytest.raises(RequestError, match="summed under masks"):
         train(engine, state.model, TrainingPlan(rounds=1))
@@ -120,7 +122,7 @@ def test_what_is_no_sum_is_refused_before_any_work():
     with pytest.raises(RequestError, match="its own reply"):  # the leaver could subtract itself
         ask_mean(engine, {"client-1": Gradient(state.model), LEAVER: Gradient(state.model)})
     assert engine.cost.rounds == 0
-    assert hf_kcu(engine, state, REQUEST, HfKcuOptions()).details["source"] == "gradient"
+    assert method("auto")(engine, state, REQUEST).details["source"] == "gradient"
 
 
 def test_batch_norm_is_refused_before_any_work():
@@ -128,7 +130,7 @@ def test_batch_norm_is_refused_before_any_work():
     _, datasets, _ = digits()
     engine = MaskedEngine(LocalEngine(model, CrossEntropy(), datasets), (LEAVER,))
     with pytest.raises(RequestError, match="batch norm"):
-        hf_kcu(engine, ServerState(Snapshot.of(model), Schedule(0.1, 5, 20)), REQUEST, GRADIENT)
+        forgotten(engine, ServerState(Snapshot.of(model), Schedule(0.1, 5, 20)), REQUEST, CORRECTED)
     assert engine.cost.rounds == 0
 
 
@@ -149,14 +151,14 @@ def test_a_liar_under_a_mask_is_not_named_and_does_not_pass_the_servers_own_data
         )
 
     engine.lies = {last: lie}
-    options = dataclasses.replace(GRADIENT, gradient_of="retained")
-    outcome = hf_kcu(MaskedEngine(engine, (LEAVER,)), state, REQUEST, options)
+    options = dataclasses.replace(CORRECTED, gradient_of="retained")
+    outcome = forgotten(MaskedEngine(engine, (LEAVER,)), state, REQUEST, options)
     assert risen(outcome) <= options.tau
     assert not any(last in warning for warning in outcome.warnings)
     with pytest.raises(NumericalError, match=last):  # in clear it is
-        hf_kcu(engine, state, REQUEST, options)
+        forgotten(engine, state, REQUEST, options)
     engine.validation = None
-    fooled = hf_kcu(MaskedEngine(engine, (LEAVER,)), state, REQUEST, dataclasses.replace(options, scaling="none"))
+    fooled = forgotten(MaskedEngine(engine, (LEAVER,)), state, REQUEST, dataclasses.replace(options, tau=None))
     assert risen(fooled) > options.tau  # the step is a bad one: it was the belt that held
 
 

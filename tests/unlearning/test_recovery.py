@@ -11,13 +11,14 @@ from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import aggregate, train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY
-from expunge.unlearning.recovery import Recovery, recovery_round, strip_return
+from expunge.unlearning.recovery import Recovery, strip_return, without_return
 from expunge.unlearning.request import Request
+from expunge.unlearning.retained import Retained
 from federation.small import clients, linear, mlp, norm_net
+from unlearning.presets import CORRECTED, KRYLOV, forgotten, recovering
 
 numbers = st.integers(-1000, 1000).map(lambda value: value / 64)
 pairs = st.integers(1, 6).flatmap(
@@ -54,6 +55,12 @@ class TestStripReturn:
         torch.testing.assert_close(strip_return(once, towards), once, rtol=1e-9, atol=1e-9)
 
 
+def recovered(engine, remembers, forgot, request, plan):
+    """What the clients that stay send in a recovery round."""
+    stay = Retained.of(engine, ServerState(forgot), request.parties(engine.clients()))
+    return without_return(stay.train(forgot, plan), remembers, forgot)
+
+
 class Line(nn.Module):
     """``a x1 + b x2`` without a bias: two parameters that one can follow by hand."""
 
@@ -80,7 +87,7 @@ def test_a_round_by_hand():
     forgot, remembers = Snapshot.of(Line(0.0, 0.0)), Snapshot.of(Line(1.0, 0.0))
     engine = LocalEngine(Line(0.0, 0.0), SquaredError(), data)
     plan = TrainingPlan(rounds=1, epochs=1, batch_size=10, learning_rate=0.1)
-    updates = recovery_round(engine, remembers, forgot, {"ada": (), "bob": ()}, plan)
+    updates = recovered(engine, remembers, forgot, Request.of("zoe"), plan)
     assert set(updates) == {"ada", "bob"}
     torch.testing.assert_close(updates["ada"].update, torch.tensor([0.0, 0.2]).double())
     torch.testing.assert_close(updates["bob"].update, torch.tensor([-0.3, 0.0]).double())
@@ -100,16 +107,16 @@ def retained_loss(model, snapshot, names):
 
 
 @pytest.mark.parametrize("learning_rate", [0.05, 0.3, 30.0])
-@pytest.mark.parametrize("options", [GRADIENT, TRAJECTORY])
+@pytest.mark.parametrize("options", [CORRECTED, KRYLOV])
 @pytest.mark.parametrize("build", [linear, mlp, norm_net])
 def test_recovery_never_raises_the_retained_loss(build, options, learning_rate):
     """A learning rate of 30 throws every client off: then no part of the round is taken."""
     model = build()
     state = train(LocalEngine(model, CrossEntropy(), DATA), Snapshot.of(model), PLAN)
     engine = LocalEngine(model, CrossEntropy(), DATA)
-    without = hf_kcu(engine, state, Request.of("ada"), options)
-    with_it = hf_kcu(
-        engine, state, Request.of("ada"), options.with_recovery(Recovery(learning_rate=learning_rate, batch_size=4))
+    without = forgotten(engine, state, Request.of("ada"), options)
+    with_it = forgotten(
+        engine, state, Request.of("ada"), recovering(options, Recovery(learning_rate=learning_rate, batch_size=4))
     )
     found = with_it.details["recovery"]
     before = retained_loss(build(), without.state.model, ["bob", "cyd"])
@@ -134,12 +141,12 @@ def test_the_round_is_recorded_as_it_was_taken():
     state = train(LocalEngine(model, CrossEntropy(), DATA), Snapshot.of(model), PLAN)
     engine = LocalEngine(model, CrossEntropy(), DATA)
     recovery = Recovery(learning_rate=0.3, batch_size=4, seed=3)
-    outcome = hf_kcu(engine, state, Request.of("ada"), TRAJECTORY.with_recovery(recovery))
-    before = hf_kcu(engine, state, Request.of("ada"), TRAJECTORY)
+    outcome = forgotten(engine, state, Request.of("ada"), recovering(KRYLOV, recovery))
+    before = forgotten(engine, state, Request.of("ada"), KRYLOV)
     length = outcome.details["recovery"]["length"]
     assert length > 0
     plan = TrainingPlan(1, 1, 4, 0.3, seed=3)
-    updates = recovery_round(engine, state.model, before.state.model, {"bob": (), "cyd": ()}, plan)
+    updates = recovered(engine, state.model, before.state.model, Request.of("ada"), plan)
     expected = before.memory.copy()
     expected.record({name: length * reply.update for name, reply in updates.items()}, {"bob": 24, "cyd": 16})
     torch.testing.assert_close(outcome.memory.influence(["bob"]), expected.influence(["bob"]))
@@ -155,11 +162,9 @@ def test_samples_that_are_forgotten_do_not_recover():
     spoiled = {**DATA, "bob": (DATA["bob"][0].clone(), DATA["bob"][1])}
     plan = TrainingPlan(1, 1, 100, 0.3)
     spoiled["bob"][0][:12] = 77.0
-    parties = Request.of(samples=gone).parties(whole.clients())
-    one = recovery_round(whole, state.model, Snapshot.of(model), parties.retained, plan)
-    other = recovery_round(
-        LocalEngine(model, CrossEntropy(), spoiled), state.model, Snapshot.of(model), parties.retained, plan
-    )
+    request = Request.of(samples=gone)
+    one = recovered(whole, state.model, Snapshot.of(model), request, plan)
+    other = recovered(LocalEngine(model, CrossEntropy(), spoiled), state.model, Snapshot.of(model), request, plan)
     assert torch.equal(one["bob"].update, other["bob"].update)
     assert one["bob"].count == 12
 
@@ -167,4 +172,7 @@ def test_samples_that_are_forgotten_do_not_recover():
 def test_nonsense_is_refused():
     with pytest.raises(RequestError, match="at least 1 epoch"):
         Recovery(epochs=0)
-    assert dataclasses.asdict(Recovery()) == {"epochs": 1, "learning_rate": None, "batch_size": None, "seed": 0}
+    with pytest.raises(RequestError, match="begin with 0"):
+        Recovery(lengths=(0.5, 1.0))
+    defaults = {"epochs": 1, "learning_rate": None, "batch_size": None, "seed": 0}
+    assert dataclasses.asdict(Recovery()) == {**defaults, "lengths": (0.0, 0.25, 0.5, 0.75, 1.0)}

@@ -14,10 +14,12 @@ from federation.small import clients, linear
 
 def test_the_presets_and_the_gold_standard_are_there():
     known = methods()
-    presets = {f"hf-kcu{kind}{more}" for kind in ("-paper", "-gradient", "-trajectory") for more in ("", "+recovery")}
+    own = {
+        name + more for name in ("hf-kcu-paper", "hf-kcu", "retrace", "retrace-krylov") for more in ("", "+recovery")
+    }
     baselines = {"gradient-ascent", "projected-gradient-ascent", "fine-tuning", "not", "fed-osd"}
     controls = {"do-nothing", "fine-tuning-same-budget", "unfiltered+recovery"}
-    assert presets | baselines | controls | {"hf-kcu", "retrain"} <= set(known)
+    assert own | baselines | controls | {"auto", "retrain"} <= set(known)
     for name, found in known.items():
         assert isinstance(found, Method)
         assert found.name == name
@@ -37,7 +39,7 @@ def test_an_unknown_method_lists_the_known_ones():
 def test_a_name_is_given_once():
     taken = method("retrain")
     with pytest.raises(ValueError, match="registered already"):
-        register("retrain", taken.function, None, "again")
+        register(Method("retrain", taken.function, None, "again"))
     assert method("retrain") is taken
 
 

@@ -13,14 +13,13 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.messages.tasks import Draw, Losses, Train
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import HfKcuOptions
-from expunge.unlearning.influence import kronecker_curvature
-from expunge.unlearning.recovery import recovery_round, short_draws, short_round, strip_return
-from expunge.unlearning.repair import followed
+from expunge.unlearning.recovery import strip_return
+from expunge.unlearning.repair import Correction, Moved, ShortRound, repaired
 from expunge.unlearning.request import Request
+from expunge.unlearning.retained import Retained
 from federation.masking import MaskedEngine
 from federation.small import clients, mlp, norm_net
+from unlearning.presets import RETRACE, forgotten
 from unlearning.test_correction import WatchedEngine
 from unlearning.test_recovery import Line
 
@@ -28,7 +27,9 @@ DATA = {  # labels that can be learnt, and four rounds are too few for that: a r
     name: (inputs, inputs[:, :3].argmax(dim=1)) for name, (inputs, _) in clients(ada=60, bob=72, cyd=48, dan=41).items()
 }
 PLAN = TrainingPlan(rounds=4, epochs=2, batch_size=12, learning_rate=0.1)
-OPTIONS = dataclasses.replace(HfKcuOptions(), samples=20, tau=10.0, seed=5)
+OPTIONS = dataclasses.replace(
+    RETRACE, curvature_samples=20, tau=10.0, seed=5, long_step_ratio=0.0
+)  # every step is long
 LEAVER = Request.of("ada")
 
 
@@ -39,20 +40,19 @@ def trained(build=mlp):
     return engine, state
 
 
+def uncorrected(options):
+    return dataclasses.replace(options, correction=False, long_step_ratio=0.1, round_lengths=RETRACE.round_lengths)
+
+
 def asked(engine, remembers, forgot, parties, schedule, seed=0):
-    return short_round(engine, remembers, forgot, parties.retained, schedule, short_draws(parties, seed), seed)
+    stay = Retained(engine, parties.retained, parties.counts, seed=seed)
+    short = ShortRound(schedule)
+    return short.updates(stay, Moved(remembers, forgot, None), short.draws(stay))
 
 
-@pytest.fixture
-def far(monkeypatch):
-    """Every step is a long one."""
-    monkeypatch.setattr("expunge.unlearning.repair.FAR", 0.0)
-
-
-@pytest.mark.usefixtures("far")
 def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
     engine, state = trained()
-    outcome = hf_kcu(engine, state, LEAVER, OPTIONS)
+    outcome = forgotten(engine, state, LEAVER, OPTIONS)
     training, losses = engine.log[-2:]
     assert set(training) == set(losses) == {"bob", "cyd", "dan"}
     for name, task in training.items():
@@ -65,20 +65,18 @@ def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
         assert (losses[name].draw.seed, losses[name].draw.from_back) == (5, True)
         assert task.draw.size + losses[name].draw.size <= count
     assert len({task.seed for task in training.values()}) == 3
-    plain = hf_kcu(engine, state, LEAVER, dataclasses.replace(OPTIONS, correction=False))
+    plain = forgotten(engine, state, LEAVER, uncorrected(OPTIONS))
     trained_on = sum(task.draw.size for task in training.values())
     looked_at = 5 * sum(task.draw.size for task in losses.values()) / 3
     assert outcome.cost.sample_gradients - plain.cost.sample_gradients == pytest.approx(trained_on + looked_at)
     assert outcome.cost.rounds == plain.cost.rounds + 2 <= OPTIONS.expected_rounds
 
 
-@pytest.mark.usefixtures("far")
-def test_it_is_taken_as_far_as_it_helps_and_recorded_as_it_was_taken(monkeypatch):
-    monkeypatch.setattr("expunge.unlearning.repair.RECOVERY_LENGTHS", (0.0, 0.5))
+def test_it_is_taken_as_far_as_it_helps_and_recorded_as_it_was_taken():
     engine, state = trained()
-    options = dataclasses.replace(OPTIONS, samples=None, seed=1)
-    outcome = hf_kcu(engine, state, LEAVER, options)
-    before = hf_kcu(engine, state, LEAVER, dataclasses.replace(options, correction=False))
+    options = dataclasses.replace(OPTIONS, curvature_samples=None, seed=1, round_lengths=(0.0, 0.5))
+    outcome = forgotten(engine, state, LEAVER, options)
+    before = forgotten(engine, state, LEAVER, uncorrected(options))
     record = outcome.details["short_round"]
     assert "correction" not in outcome.details
     assert record["length"] == 0.5
@@ -121,35 +119,32 @@ def test_the_leavers_samples_are_not_trained_on():
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.999, "short_round"), (1.001, "correction")])
-def test_only_after_a_long_step(monkeypatch, share, found):
+def test_only_after_a_long_step(share, found):
     engine, state = trained()
-    length = hf_kcu(engine, state, LEAVER, OPTIONS).details["steps"][0]["norm"] / float(state.model.parameters.norm())
-    monkeypatch.setattr("expunge.unlearning.repair.FAR", share * length)
-    details = hf_kcu(engine, state, LEAVER, OPTIONS).details
+    norm = forgotten(engine, state, LEAVER, OPTIONS).details["steps"][0]["norm"]
+    ratio = share * norm / float(state.model.parameters.norm())
+    details = forgotten(engine, state, LEAVER, dataclasses.replace(OPTIONS, long_step_ratio=ratio)).details
     assert {"short_round", "correction"} & set(details) == {found}
 
 
-@pytest.mark.usefixtures("far")
 def test_where_only_sums_are_seen_the_correction_stays():
     _, state = trained()
     masked = MaskedEngine(LocalEngine(mlp(), CrossEntropy(), DATA), ("ada",))
-    details = hf_kcu(masked, state, LEAVER, OPTIONS).details
+    details = forgotten(masked, state, LEAVER, OPTIONS).details
     assert "correction" in details
     assert "short_round" not in details
 
 
-@pytest.mark.usefixtures("far")
-@pytest.mark.parametrize("changes", [{"correction": False}, {"scaling": "none"}])
+@pytest.mark.parametrize("changes", [{"correction": False}, {"tau": None}])
 def test_where_nothing_is_repaired_there_is_none(changes):
     engine, state = trained(mlp)
-    details = hf_kcu(engine, state, LEAVER, dataclasses.replace(OPTIONS, **changes)).details
+    details = forgotten(engine, state, LEAVER, dataclasses.replace(OPTIONS, long_step_ratio=0.1, **changes)).details
     assert not {"short_round", "correction"} & set(details)
 
 
-@pytest.mark.usefixtures("far")
 def test_with_batch_norm_the_correction_stays():
     engine, state = trained(norm_net)
-    details = hf_kcu(engine, state, LEAVER, OPTIONS).details
+    details = forgotten(engine, state, LEAVER, OPTIONS).details
     assert "correction" in details
     assert "short_round" not in details
 
@@ -165,11 +160,10 @@ def test_strip_return_is_what_is_used():
         torch.testing.assert_close(bound[name].update, strip_return(free[name].update, towards))
 
 
-@pytest.mark.usefixtures("far")
 @pytest.mark.parametrize("samples", [None, "auto", 150])
 def test_its_length_is_judged_on_others_where_everything_may_be_looked_at(samples):
     engine, state = trained()
-    hf_kcu(engine, state, LEAVER, dataclasses.replace(OPTIONS, samples=samples, seed=1))
+    forgotten(engine, state, LEAVER, dataclasses.replace(OPTIONS, curvature_samples=samples, seed=1))
     training, losses = next(
         pair for pair in itertools.pairwise(engine.log) if all(isinstance(task, Train) for task in pair[0].values())
     )
@@ -179,15 +173,12 @@ def test_its_length_is_judged_on_others_where_everything_may_be_looked_at(sample
         assert losses[name].draw.size >= 0.6 * len(DATA[name][1])
 
 
-@pytest.mark.usefixtures("far")
-def test_where_it_does_not_help_the_correction_follows(monkeypatch):
+def test_where_it_does_not_help_the_correction_follows():
     engine, state = trained()
-    monkeypatch.setattr("expunge.unlearning.repair.RECOVERY_LENGTHS", (0.0,))
-    both = hf_kcu(engine, state, LEAVER, OPTIONS)
+    both = forgotten(engine, state, LEAVER, dataclasses.replace(OPTIONS, round_lengths=(0.0,)))
     assert both.details["short_round"]["length"] == 0.0
     assert both.cost.rounds <= OPTIONS.expected_rounds
-    monkeypatch.setattr("expunge.unlearning.repair.FAR", math.inf)
-    alone = hf_kcu(engine, state, LEAVER, OPTIONS)
+    alone = forgotten(engine, state, LEAVER, dataclasses.replace(OPTIONS, long_step_ratio=math.inf))
     assert both.details["correction"] == alone.details["correction"]
     assert both.cost.rounds == alone.cost.rounds + 2
     assert torch.equal(both.state.model.parameters, alone.state.model.parameters)
@@ -201,29 +192,19 @@ def test_clients_that_small_batches_throw_off_send_nothing():
     assert {float(reply.update.norm()) for reply in updates.values()} == {0.0}
 
 
-@pytest.mark.usefixtures("far")
 def test_what_it_wins_counts_against_what_the_step_has_cost():
     engine, state = trained()
     parties = LEAVER.parties(engine.clients())
-    options = dataclasses.replace(OPTIONS, source="trajectory", seed=1, samples=200)
-    curvature = kronecker_curvature(engine, state.model, parties.retained, parties.counts, options)
-    details = {}
-    *_, left = followed(
-        engine,
-        state,
-        state.model.moved(1.1 * state.model.parameters),
-        curvature,
-        parties,
-        options,
-        {"retained_rise": 0.3},
-        details,
-    )
-    assert details["short_round"]["retained_rise"] < 0
-    assert left == pytest.approx(0.3 + details["short_round"]["retained_rise"])
+    stay = Retained(engine, parties.retained, parties.counts, samples=200, seed=1)
+    moved = Moved(state.model, state.model.moved(1.1 * state.model.parameters), None, risen=0.3)
+    correction = Correction(stay.factors(state.model, 0.5), state.schedule, tau=10.0)
+    _, records = repaired(stay, moved, {"short_round": ShortRound(state.schedule), "correction": correction})
+    assert list(records) == ["short_round"]
+    assert records["short_round"]["retained_rise"] < 0
 
 
 def test_other_rounds_are_not_averaged():
     engine, state = trained()
-    recovery_round(engine, state.model, state.model, {"bob": (), "cyd": ()}, PLAN)
+    Retained(engine, {"bob": (), "cyd": ()}, engine.clients()).train(state.model, PLAN)
     assert [task.averaged for tasks in engine.log for task in tasks.values()] == [False, False]
     assert not PLAN.task(state.model, 0, "bob").averaged

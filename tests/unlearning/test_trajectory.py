@@ -8,18 +8,22 @@ import torch
 from expunge.core.losses import SquaredError
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.training.plan import Schedule
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import GRADIENT, TRAJECTORY
 from expunge.unlearning.request import Request
 from unlearning.convex import ConvexFederation, digits_softmax, gradient_descent, ridge
+from unlearning.presets import CORRECTED, KRYLOV, forgotten
 
 LEAVER = Request.of("client-0")
-WHOLE = {"samples": None, "scaling": "none", "iterations": 150, "tolerance": 1e-10}
+WHOLE = {"curvature_samples": None, "tau": None, "iterations": 150, "tolerance": 1e-10}
+
+
+def _whole(kind):
+    """Only the damped filter is a linear system that can be solved to a tolerance."""
+    return WHOLE if kind == "damped" else {name: value for name, value in WHOLE.items() if name != "tolerance"}
 
 
 def step(federation, parameters, memory, schedule, options) -> torch.Tensor:
     state = federation.state(parameters, memory=memory, schedule=schedule)
-    return hf_kcu(federation.engine(), state, LEAVER, options).state.model.parameters - parameters
+    return forgotten(federation.engine(), state, LEAVER, options).state.model.parameters - parameters
 
 
 @pytest.mark.slow
@@ -28,8 +32,8 @@ def test_at_a_stationary_point_it_gives_the_gradient_sources_step_more_so_with_e
     differences = []
     states = gradient_descent(federation, (2_500, 10_000, 20_000), local_steps=1, learning_rate=0.5)
     for theta, memory, schedule in states:
-        by_gradient = step(federation, theta, memory, schedule, dataclasses.replace(GRADIENT, **WHOLE))
-        by_trajectory = step(federation, theta, memory, schedule, dataclasses.replace(TRAJECTORY, **WHOLE))
+        by_gradient = step(federation, theta, memory, schedule, dataclasses.replace(CORRECTED, **WHOLE))
+        by_trajectory = step(federation, theta, memory, schedule, dataclasses.replace(KRYLOV, **WHOLE))
         differences.append(float((by_trajectory - by_gradient).norm() / by_gradient.norm()))
     assert differences[0] > differences[1] > differences[2]
     assert differences[2] < 1e-2
@@ -52,10 +56,10 @@ def test_with_ten_local_steps_it_finds_what_the_gradient_source_misses(l2):
     def left(options) -> float:
         return float((theta + step(federation, theta, memory, schedule, options) - retrained).norm() / before)
 
-    rounds_filter = left(dataclasses.replace(TRAJECTORY, **WHOLE, filter="rounds"))
-    damped_filter = left(dataclasses.replace(TRAJECTORY, **WHOLE))
-    gradient = left(dataclasses.replace(GRADIENT, **WHOLE))
-    unfiltered = left(dataclasses.replace(TRAJECTORY, **WHOLE, influence_decay=False))
+    rounds_filter = left(dataclasses.replace(KRYLOV, **_whole("rounds"), filter="rounds"))
+    damped_filter = left(dataclasses.replace(KRYLOV, **WHOLE))
+    gradient = left(dataclasses.replace(CORRECTED, **WHOLE))
+    unfiltered = left(dataclasses.replace(KRYLOV, **{"curvature_samples": None, "tau": None}, filter="none"))
     assert rounds_filter <= 0.2
     assert gradient > 0.7
     assert rounds_filter < damped_filter < unfiltered
@@ -80,12 +84,12 @@ def shared_curvature() -> tuple[ConvexFederation, Memory, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["damped", "rounds"])
 def test_leaving_one_after_another_equals_leaving_together(kind):
     federation, memory, theta = shared_curvature()
-    options = dataclasses.replace(TRAJECTORY, **WHOLE, filter=kind)
+    options = dataclasses.replace(KRYLOV, **_whole(kind), filter=kind)
     state = federation.state(theta, memory=memory, schedule=Schedule(0.1, 5, 7))
-    together = hf_kcu(federation.engine(), state, Request.of(["client-1", "client-2"]), options)
+    together = forgotten(federation.engine(), state, Request.of(["client-1", "client-2"]), options)
     for first, second in (("client-1", "client-2"), ("client-2", "client-1")):
-        one = hf_kcu(federation.engine(), state, Request.of(first), options)
-        both = hf_kcu(federation.engine().without((first,)), one.state, Request.of(second), options)
+        one = forgotten(federation.engine(), state, Request.of(first), options)
+        both = forgotten(federation.engine().without((first,)), one.state, Request.of(second), options)
         moved = both.state.model.parameters - theta
         expected = together.state.model.parameters - theta
         assert float((moved - expected).norm() / expected.norm()) < 1e-6
@@ -97,9 +101,9 @@ def test_leaving_one_after_another_equals_leaving_together(kind):
 def test_it_needs_nothing_of_the_client_that_left():
     federation, memory, theta = shared_curvature()
     state = federation.state(theta, memory=memory, schedule=Schedule(0.1, 5, 7))
-    options = dataclasses.replace(TRAJECTORY, **WHOLE)
-    there = hf_kcu(federation.engine(), state, LEAVER, options)
-    gone = hf_kcu(federation.engine().without(("client-0",)), state, LEAVER, options)
+    options = dataclasses.replace(KRYLOV, **WHOLE)
+    there = forgotten(federation.engine(), state, LEAVER, options)
+    gone = forgotten(federation.engine().without(("client-0",)), state, LEAVER, options)
     assert torch.equal(there.state.model.parameters, gone.state.model.parameters)
 
 
@@ -112,7 +116,7 @@ def test_the_step_points_from_where_the_client_pulled():
     pull = torch.tensor([1.0, 1.0], dtype=torch.float64)
     memory.record({"client-0": pull, "client-1": torch.zeros(2, dtype=torch.float64)}, {"client-0": 1, "client-1": 1})
     theta = pull / 2
-    options = dataclasses.replace(TRAJECTORY, **WHOLE, damping=0.25)
+    options = dataclasses.replace(KRYLOV, **WHOLE, damping=0.25)
     moved = step(federation, theta, memory, None, options)
     # The second axis is flat: all of the pull goes. The first has curvature 1: lambda / (1 + lambda) of it goes.
     torch.testing.assert_close(moved, -torch.tensor([0.5 * 0.25 / 1.25, 0.5], dtype=torch.float64))

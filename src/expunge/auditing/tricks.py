@@ -30,10 +30,9 @@ from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.fine_tuning import FineTuningOptions, fine_tuning
 from expunge.unlearning.gradient_ascent import GradientAscentOptions, gradient_ascent
-from expunge.unlearning.hf_kcu import hf_kcu
-from expunge.unlearning.hf_kcu_options import HfKcuOptions
 from expunge.unlearning.preparation import prepared
 from expunge.unlearning.recovery import Recovery
+from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 
 Trick = Callable[[Engine, ServerState, Request], Snapshot]
@@ -53,7 +52,7 @@ def no_op(engine: Engine, state: ServerState, request: Request) -> Snapshot:
 
 def wrong_sign(engine: Engine, state: ServerState, request: Request) -> Snapshot:
     """``theta + step`` where HF-KCU (trajectory where vectors were kept, else gradient) takes ``theta - step``."""
-    forgot = hf_kcu(engine, state, request, HfKcuOptions()).state.model
+    forgot = method("auto")(engine, state, request).state.model
     return state.model.moved(2 * state.model.parameters - forgot.parameters)
 
 

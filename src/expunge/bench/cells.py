@@ -19,8 +19,8 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import CurvatureProduct, Draw, Gradient, Train
 from expunge.federation.training.fedavg import Keep, train
 from expunge.federation.training.sharded import train_sharded
-from expunge.unlearning.recovery import SMALLER
 from expunge.unlearning.registry import Method, method
+from expunge.unlearning.repair import SMALLER
 from expunge.unlearning.retrain import RetrainOptions, retrain
 
 ALL_SAMPLES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
@@ -210,7 +210,7 @@ class ForgottenCell(Cell):
         if self.contender.budget_of is not None and workplace is not None:
             spent = workplace.kept(dataclasses.replace(self, contender=self.contender.budget_of))
             more["budget"] = round(spent.cost.sample_gradients)
-        return self.contender.configured(**more)
+        return self.contender.configured(more)
 
     def _start(self, state: ServerState, needs: str | None) -> ServerState:
         """What the method gets: vectors only where it needs them, or it would have to keep them up."""

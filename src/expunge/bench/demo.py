@@ -44,8 +44,8 @@ SCENARIO = Scenario(
 )
 
 CONTENDERS = tuple(
-    Contender(name + more, {"seed": 0})  # as `expunge.forget` would run it, where nothing else is said
-    for name in ("hf-kcu-paper", "hf-kcu-gradient", "hf-kcu-trajectory", "hf-kcu")
+    Contender(name + more, {"seed": 0} if name != "hf-kcu-paper" else {})  # as `expunge.forget` runs it by default
+    for name in ("hf-kcu-paper", "hf-kcu", "retrace-krylov", "retrace")
     for more in ("", RECOVERY)
 )
 """The presets and the default, without and with recovery."""

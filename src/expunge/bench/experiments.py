@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from expunge.bench.adversary import LIES
 from expunge.bench.cells import Kept, RetrainedCell
@@ -20,15 +21,15 @@ from expunge.data import Backdoor
 from expunge.data.backdoor import Corner
 from expunge.errors import RequestError
 from expunge.federation.training.fedavg import Progress
-from expunge.unlearning.hf_kcu_options import GRADIENT, component_ablation
+from expunge.unlearning import hf_kcu, hf_kcu_paper
 
-DEFAULT = Contender("hf-kcu")
+DEFAULT = Contender("retrace")
 OURS = (
     Contender("hf-kcu-paper"),
-    Contender("hf-kcu-gradient"),
-    Contender("hf-kcu-trajectory"),
+    Contender("hf-kcu"),
+    Contender("retrace-krylov"),
     DEFAULT,
-    Contender("hf-kcu+recovery"),
+    Contender("retrace+recovery"),
 )
 BASELINES = tuple(
     Contender(name)
@@ -117,17 +118,25 @@ def backdoor(scale: Scale) -> list[Setting]:
 
 
 def components(scale: Scale) -> list[Setting]:
-    """The component ablation: a client leaves, and data spread unequally over three clients."""
-    full = dataclasses.asdict(GRADIENT)
-    rows = tuple(
-        Contender("hf-kcu-gradient", {key: value for key, value in vars(options).items() if value != full[key]}, label)
-        for label, options in component_ablation(GRADIENT).items()
+    """The component ablation: a client leaves, and data spread unequally over three clients; corrected, as printed."""
+    rows = (
+        *_ablated("hf-kcu", hf_kcu.component_ablation(), ""),
+        *_ablated("hf-kcu-paper", hf_kcu_paper.component_ablation(), "as printed: "),
     )
     spread = Forget(shares={"client-1": 0.6, "client-2": 0.3, "client-3": 0.1})
     return [
         _setting(scale, "one client", scale.base, rows),
         _setting(scale, "spread over three clients", scale.base, rows, spread),
     ]
+
+
+def _ablated(name: str, ablation: Mapping[str, Any], prefix: str) -> tuple[Contender, ...]:
+    """A contender for every row, with the options in which it differs from the whole method."""
+    full = vars(ablation["full"])
+    return tuple(
+        Contender(name, {key: value for key, value in vars(own).items() if value != full[key]}, prefix + label)
+        for label, own in ablation.items()
+    )
 
 
 def damping(scale: Scale) -> list[Setting]:
@@ -196,7 +205,7 @@ def samples(scale: Scale) -> list[Setting]:
     """Some samples leave, their clients stay; at the paper's scale without the baselines that cost about a training."""
     cheap = ("gradient-ascent", "projected-gradient-ascent", "fine-tuning")
     baselines = tuple(c for c in BASELINES if scale.name != "paper" or c.method in cheap)
-    able = (*baselines, *OURS[:2], Contender("hf-kcu-gradient+recovery"))
+    able = (*baselines, *OURS[:2], Contender("hf-kcu+recovery"))
     everywhere = Forget(shares=dict.fromkeys(scale.base.names, 0.05))
     return [
         _setting(scale, "a fifth of one client", scale.base, able, Forget(shares={scale.leaver: 0.2})),
@@ -238,7 +247,7 @@ def adversary(scale: Scale) -> list[Setting]:
         scenario = dataclasses.replace(scale.base, backdoors={scale.leaver: leader, **dict.fromkeys(friends, quiet)})
         found.append(_setting(scale, f"{count} retained with the trigger", scenario, OURS))
     plain = scale.attacked(scale.leaver, strong=True)
-    liars = (Contender("hf-kcu-gradient"), Contender("hf-kcu-gradient+recovery"))
+    liars = (Contender("hf-kcu"), Contender("hf-kcu+recovery"))
     found += [_setting(scale, f"the leaver lies: {lie}", plain, liars, tamper=lie) for lie in LIES]
     return found
 
@@ -257,23 +266,22 @@ def fresh(scale: Scale) -> list[Setting]:
 def tried(scale: Scale) -> list[Setting]:
     """What was tried for the default step, on the client and the seeds that its settings were chosen on."""
     tuned = Forget(("client-0",))
-    krylov = {"solver": "krylov", "iterations": 20, "samples": 2000}
-    plain = {"solver": "kronecker", "correction": False}
+    krylov = {"iterations": 20, "curvature_samples": 2000}
     contenders = (
-        Contender("hf-kcu-gradient"),
+        Contender("hf-kcu"),
         Contender("unfiltered+recovery"),
-        Contender("hf-kcu-trajectory", label="Krylov, damped, ten products"),
-        Contender("hf-kcu-trajectory", krylov, "Krylov, damped, twenty products"),
-        Contender("hf-kcu-trajectory", {**krylov, "filter": "rounds"}, "Krylov, rounds, twenty products"),
-        Contender("hf-kcu-trajectory", {"preconditioner_rank": 10}, "Krylov, damped, ten products and a sketch of ten"),
+        Contender("retrace-krylov", label="Krylov, damped, ten products"),
+        Contender("retrace-krylov", krylov, "Krylov, damped, twenty products"),
+        Contender("retrace-krylov", {**krylov, "filter": "rounds"}, "Krylov, rounds, twenty products"),
+        Contender("retrace-krylov", {"preconditioner_rank": 10}, "Krylov, damped, ten products and a sketch of ten"),
         *(
-            Contender("hf-kcu", {**plain, "filter": kind}, f"layers, {kind}")
-            for kind in ("damped", "rounds", "between")
+            Contender("retrace", {"correction": False, "filter": kind}, f"layers, {kind}")
+            for kind in ("damped", "rounds", "blend")
         ),
-        Contender("hf-kcu", {"filter": "rounds"}, "layers, rounds, corrected"),
-        Contender("hf-kcu", {"samples": 500}, "the default on a quarter of the samples"),
+        Contender("retrace", {"filter": "rounds"}, "layers, rounds, corrected"),
+        Contender("retrace", {"curvature_samples": 500}, "the default on a quarter of the samples"),
         DEFAULT,
-        Contender("hf-kcu+recovery"),
+        Contender("retrace+recovery"),
     )
     attacked = scale.attacked("client-0", strong=True)
     return [
@@ -294,7 +302,7 @@ def residual_curves(setting: Setting, finished: dict[str, Kept]) -> list[Series]
             x = [float(number) for number in range(len(norms))]
             relative = [norm / norms[0] for norm in norms]
             series.append(Series(label, setting.label, "iteration", "relative residual", x, relative))
-            if solver["condition_estimate"] and label == "hf-kcu-gradient":
+            if solver["condition_estimate"] and label == "hf-kcu":
                 bound = [min(1.0, cg_rate(solver["condition_estimate"], number)) for number in range(len(norms))]
                 series.append(Series("bound", setting.label, "iteration", "relative residual", x, bound))
     return series

@@ -12,7 +12,6 @@ import torch
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.seeds import derived_seed
 from expunge.errors import RequestError
-from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, method
 from expunge.unlearning.request import Request
 
@@ -78,7 +77,7 @@ class Contender:
         budget_of: the contender whose sample-gradients are this one's budget.
 
     Example:
-        >>> Contender("hf-kcu-gradient", {"damping": 0.1}).configured().options.damping
+        >>> Contender("hf-kcu", {"damping": 0.1}).configured().options.damping
         0.1
     """
 
@@ -91,12 +90,9 @@ class Contender:
         method(self.method)  # an unknown one is refused at once
         object.__setattr__(self, "label", self.label or self.method)
 
-    def configured(self, **more: Any) -> Method:
-        """The method, ready to run."""
-        changes = {**self.options, **more}
-        if isinstance(changes.get("recovery"), Mapping):
-            changes["recovery"] = Recovery(**changes["recovery"])
-        return method(self.method).configured(**changes)
+    def configured(self, more: Mapping[str, Any] | None = None) -> Method:
+        """The method, ready to run, with more options than its own where some are given."""
+        return method(self.method).configured({**self.options, **(more or {})})
 
 
 @dataclass(frozen=True)

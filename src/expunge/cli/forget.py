@@ -37,7 +37,7 @@ def forget(
         list[str] | None, typer.Option(help="A client to forget; may be repeated.", autocompletion=clients_of_run)
     ] = None,
     samples: Annotated[list[str] | None, typer.Option(help="CLIENT:INDEX,INDEX,...; may be repeated.")] = None,
-    method: Annotated[str, typer.Option(help="See `expunge methods`.", autocompletion=among(METHODS))] = "hf-kcu",
+    method: Annotated[str, typer.Option(help="See `expunge methods`.", autocompletion=among(METHODS))] = "auto",
     iterations: Annotated[int | None, typer.Option("--iterations", "-k", help="Krylov iterations.")] = None,
     damping: Annotated[float | None, typer.Option(help="Lambda; by default from the training's schedule.")] = None,
     curvature_samples: Annotated[int | None, typer.Option(help="Retained samples behind the curvature.")] = None,
@@ -45,6 +45,9 @@ def forget(
     seed: Annotated[
         int | None, typer.Option(help="Of the samples drawn, or of retraining: by default one not used yet.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done, and what it would cost at most.")
+    ] = False,
     erase: Annotated[
         bool, typer.Option("--erase", help="Then delete what remembers: the trained model, the vectors, other tries.")
     ] = False,
@@ -59,32 +62,37 @@ def forget(
     """
     from expunge.bench.auditing import retrain_options
     from expunge.bench.run_folder import RunFolder
+    from expunge.forgetting import choose
     from expunge.progress import progress_bars, watch_rounds
-    from expunge.unlearning import registry
+    from expunge.unlearning.registry import method as registered
     from expunge.unlearning.request import Request
 
     folder = RunFolder.open(run)
     request = Request.of(client or (), sample_indices(samples or []))
     if erase and request.samples:
         raise RequestError("--erase works for whole clients: samples must be deleted from the client's own data.")
-    chosen = registry.method(method)
+    chosen = registered(method)
     if erase and not chosen.forgets and not force:
         raise RequestError(
             f"The model that {method} leaves remembers: --erase by a method that forgets, or --force it."
         )
     federation = built(folder.scenario, data_dir, device)
-    given = {"iterations": iterations, "damping": damping, "samples": curvature_samples, "tau": tau}
+    given = {"iterations": iterations, "damping": damping, "curvature_samples": curvature_samples, "tau": tau}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if "seed" in vars(chosen.options):
-        changed["seed"] = seed or 0
     with folder.alone() if erase else nullcontext(), progress_bars(messages()) as progress:
         engine, state = folder.engine(federation), folder.trained(federation)
-        if chosen.name == "retrain":
+        if method == "retrain":
             which = ("next", folder.retrained(request)) if seed is None else ("chosen", seed)
             changed |= {**vars(retrain_options(folder, federation, *which)), "progress": progress}
-        chosen = chosen.configured(**changed)
-        watch_rounds(engine, chosen.options, progress)
-        outcome = chosen(engine, state, request)
+        elif seed is not None:
+            changed["seed"] = seed
+        choice = choose(state, request, method, changed)
+        if dry_run:
+            planned = choice.dry_run(engine, state, request)
+            print(json.dumps(planned.as_dict()) if as_json else planned)
+            return
+        watch_rounds(engine, choice.method.options, progress)
+        outcome = choice.run(engine, state, request)
         kept = _kept(folder, request, outcome, federation, erase)
     _tell(outcome, kept, folder.path, erase, as_json)
 

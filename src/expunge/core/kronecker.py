@@ -20,9 +20,9 @@ out: the curvature between the two, and of the second, which has P - 1 direction
 by its diagonal in the eigenvectors of the summed factors.
 
 Training makes a classifier's outputs grow: at the end it is sure of what it has learnt, and there its loss is nearly
-flat, though it was not before. With ``smallest`` below 1 each sample's outputs are scaled by a factor drawn between it
-and 1, and the curvature in the outputs is that of the scaled ones; the layers below are taken as they are. That is a
-stand-in for the curvature of the way to the model, not a measurement of it.
+flat, though it was not before. With ``min_logit_scale`` below 1 each sample's outputs are scaled by a factor drawn
+between it and 1, and the curvature in the outputs is that of the scaled ones; the layers below are taken as they are.
+That is a stand-in for the curvature of the way to the model, not a measurement of it.
 
 Parameters of other layers (norms, embeddings, grouped convolutions) get the diagonal: with random signs, the gradient
 of a few samples together has, in expectation, the sum of their squares as its square.
@@ -86,7 +86,7 @@ class Factors:
 
 
 def kronecker_factors(
-    model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0, smallest: float = 1.0
+    model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0, min_logit_scale: float = 1.0
 ) -> Factors:
     """The factors of the mean loss's curvature over these inputs: one forward and one backward pass.
 
@@ -96,7 +96,7 @@ def kronecker_factors(
         inputs: the samples; their labels are not looked at.
         loss: says what the model's predictions mean.
         seed: of the drawn targets and scales.
-        smallest: the least factor by which outputs are scaled; 1 takes them as they are.
+        min_logit_scale: the least factor by which outputs are scaled; 1 takes them as they are.
 
     Example:
         >>> from expunge.core.losses import SquaredError
@@ -106,8 +106,8 @@ def kronecker_factors(
         ((Block(name='', inputs=2, outputs=1, bias=False, terms=1),), tensor([1., 2., 4.]))
     """
     require_evaluation_mode(model)
-    if not 0 < smallest <= 1:
-        raise RequestError(f"Outputs are scaled by factors above 0 and up to 1, not from {smallest}.")
+    if not 0 < min_logit_scale <= 1:
+        raise RequestError(f"Outputs are scaled by factors above 0 and up to 1, not from {min_logit_scale}.")
     if not len(inputs):
         raise DataError("Curvature needs at least one sample.")
     layout = Layout.of(model)
@@ -115,7 +115,7 @@ def kronecker_factors(
     generator = torch.Generator().manual_seed(seed)
     size = min(CHUNK, -(-len(inputs) // PARTS)) if pass_.others else CHUNK
     for part in torch.split(inputs, size):
-        pass_.add(part, loss, generator, smallest)
+        pass_.add(part, loss, generator, min_logit_scale)
     values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * len(inputs)])]) / len(inputs)
     if not bool(torch.isfinite(values).all()):
         raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
@@ -256,14 +256,14 @@ class _Pass:
                 handle.remove()
         return outputs, tensors
 
-    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator, smallest: float) -> None:
+    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator, min_logit_scale: float) -> None:
         """One more part of the data."""
         self._samples = len(inputs)
         outputs, tensors = self._forward(inputs, [(layer, self._watch(name)) for name, layer in self._layers.items()])
         scales = outputs.new_ones(len(inputs))
-        if smallest < 1:
+        if min_logit_scale < 1:
             chance = torch.rand(len(inputs), generator=generator, dtype=torch.float32)  # whatever the default is
-            scales = smallest + (1 - smallest) * chance.to(outputs)
+            scales = min_logit_scale + (1 - min_logit_scale) * chance.to(outputs)
         scaled = outputs * scales.view(-1, *[1] * (outputs.dim() - 1))
         targets, weights = loss.sampled_targets(scaled.detach(), generator)
         signs = 2.0 * torch.randint(2, (len(inputs),), generator=generator).to(weights) - 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -54,6 +54,10 @@ class Solution:
     smallest_curvature: float | None
     damping: float
     status: Status
+
+    def diagnosis(self) -> dict[str, Any]:
+        """What the solve learned, without the vector, ready for JSON."""
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "vector"}
 
 
 @dataclass

@@ -67,3 +67,11 @@ def nystrom(product: Product, like: Tensor, *, rank: int, generator: torch.Gener
     half = torch.linalg.solve_triangular(factor, shifted.T, upper=False).T
     basis, singular, _ = torch.linalg.svd(half, full_matrices=False)
     return Nystrom(basis, (singular.square() - shift).clamp(min=0.0))
+
+
+def sketched(product: Product, like: Tensor, damping: float, *, rank: int, seed: int) -> Product | None:
+    """A preconditioner from a sketch of that rank; None where it is 0."""
+    if not rank:
+        return None
+    sketch = nystrom(product, like, rank=rank, generator=torch.Generator().manual_seed(seed))
+    return sketch.preconditioner(damping)

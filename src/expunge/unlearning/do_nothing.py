@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from expunge.federation.engines.engine import Cost, Engine
 from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Request
 
 
@@ -29,4 +29,4 @@ def do_nothing(engine: Engine, state: ServerState, request: Request, options: Do
     return Outcome("do-nothing", after, Cost(), warnings=memory_warnings(parties, memory))
 
 
-register("do-nothing", do_nothing, DoNothingOptions(), "a control: the trained model, unchanged", forgets=False)
+register(Method("do-nothing", do_nothing, DoNothingOptions(), "a control: the trained model, unchanged", forgets=False))

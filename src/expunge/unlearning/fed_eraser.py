@@ -34,9 +34,9 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.fedavg import average_buffers
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.recovery import refreshed_buffers
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Parties, Request
+from expunge.unlearning.retained import Retained
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def fed_eraser(engine: Engine, state: ServerState, request: Request, options: Fe
             after.record(stored.number, updates, counts)
             memory.record(updates, counts)
         if history.rounds[-1].number == 0:  # not everybody trained, so nobody's buffers are there to be averaged
-            model = refreshed_buffers(engine, model, state, parties)
+            model = Retained.of(engine, state, parties).statistics(model)
     details: dict[str, Any] = {
         "stored_rounds": [stored.number for stored in history.rounds],
         "calibration_epochs": plan.epochs,
@@ -180,9 +180,11 @@ def _round(
 
 
 register(
-    "fed-eraser",
-    fed_eraser,
-    FedEraserOptions(),
-    "the model rebuilt from stored updates: their lengths, directions from a little training",
-    "updates",
+    Method(
+        "fed-eraser",
+        fed_eraser,
+        FedEraserOptions(),
+        "the model rebuilt from stored updates: their lengths, directions from a little training",
+        needs="updates",
+    )
 )

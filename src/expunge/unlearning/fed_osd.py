@@ -34,17 +34,17 @@ from expunge.federation.engines.engine import Engine, ask_each, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Ascend, Indices, Task, Trained
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.influence import require_reachable
-from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
-from expunge.unlearning.recovery import Recovery, fedavg_rounds, refreshed_buffers
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared, require_reachable
+from expunge.unlearning.recovery import LocalTraining, fedavg_rounds
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Parties, Request
+from expunge.unlearning.retained import Retained
 
 _DEPENDENT = 1e-5  # a smaller share of a vector outside a span is rounding, not a direction
 
 
 @dataclass(frozen=True)
-class FedOsdOptions(Recovery):
+class FedOsdOptions(LocalTraining):
     """Options of FedOSD.
 
     Attributes:
@@ -76,7 +76,7 @@ def fed_osd(engine: Engine, state: ServerState, request: Request, options: FedOs
     """
     parties = prepared(engine, state, request)
     require_reachable(parties)
-    plan = options.plan(state)
+    plan, stay = options.plan(state), Retained.of(engine, state, parties)
     model, memory, shares = state.model, forgotten_memory(state, parties), []
     with measured(engine) as cost:
         for number in range(options.unlearning_rounds):
@@ -84,14 +84,14 @@ def fed_osd(engine: Engine, state: ServerState, request: Request, options: FedOs
             direction, share = orthogonal_direction(wanted, retained)
             shares.append(share)
             model = model.moved(model.parameters + direction)
-        model = refreshed_buffers(engine, model, state, parties)
+        model = stay.statistics(model)
         if options.recovery_rounds:
 
             def staying_away(update: Tensor, now: Snapshot) -> Tensor:
                 return orthogonal_direction(update, [now.parameters - state.model.parameters])[0]
 
             after_plan = replace(plan, rounds=options.recovery_rounds)
-            model = fedavg_rounds(engine, model, memory, parties.retained, after_plan, staying_away)
+            model = fedavg_rounds(stay, model, memory, after_plan, staying_away)
     warnings = memory_warnings(parties, memory)
     if not all(shares):
         warnings += ("In some rounds no direction was left that the retained clients do not feel: no step was made.",)
@@ -149,5 +149,11 @@ def _without(vector: Tensor, basis: list[Tensor]) -> Tensor:
 
 
 register(
-    "fed-osd", fed_osd, FedOsdOptions(), "steps that no retained client feels, then recovery that does not walk back"
+    Method(
+        "fed-osd",
+        fed_osd,
+        FedOsdOptions(),
+        "steps that no retained client feels, then recovery that does not walk back",
+        asks_owners=True,
+    )
 )

@@ -19,13 +19,14 @@ from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Draw
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
-from expunge.unlearning.recovery import Recovery, fedavg_rounds, retained_round, taken
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.recovery import LocalTraining, fedavg_rounds, taken
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Request
+from expunge.unlearning.retained import Retained
 
 
 @dataclass(frozen=True)
-class FineTuningOptions(Recovery):
+class FineTuningOptions(LocalTraining):
     """Options of fine-tuning.
 
     Attributes:
@@ -40,7 +41,7 @@ class FineTuningOptions(Recovery):
 
 
 @dataclass(frozen=True)
-class SameBudgetOptions(Recovery):
+class SameBudgetOptions(LocalTraining):
     """Options of the control.
 
     Attributes:
@@ -67,7 +68,7 @@ def fine_tuning(engine: Engine, state: ServerState, request: Request, options: F
     plan = options.plan(state, options.rounds)
     memory = forgotten_memory(state, parties)
     with measured(engine) as cost:
-        model = fedavg_rounds(engine, state.model, memory, parties.retained, plan)
+        model = fedavg_rounds(Retained.of(engine, state, parties), state.model, memory, plan)
     return Outcome("fine-tuning", state.moved(model, memory), cost, warnings=memory_warnings(parties, memory))
 
 
@@ -80,18 +81,19 @@ def same_budget(engine: Engine, state: ServerState, request: Request, options: S
             "Fine-tuning on the same budget needs the option budget: the sample-gradients, a whole number, that the "
             "compared method spent."
         )
-    left = {name: parties.counts[name] - len(gone) for name, gone in parties.retained.items()}
+    stay = Retained.of(engine, state, parties)
+    left = stay.left
     each, rest = sum(left.values()), options.budget
     model, memory, number = state.model, forgotten_memory(state, parties), 0
     with measured(engine) as cost:
         while epochs := min(plan.epochs, rest // each):
             now = replace(plan, epochs=epochs)
-            model = taken(model, memory, retained_round(engine, model, parties.retained, now, number))
+            model = taken(model, memory, stay.train(model, now, number))
             rest, number = rest - epochs * each, number + 1
         if rest:
             shares = {name: size for name, size in split(rest, left).items() if size}
             draws = {name: Draw(size, derived_seed(plan.seed, "draw", name)) for name, size in shares.items()}
-            last = retained_round(engine, model, parties.retained, replace(plan, epochs=1), number, draws=draws)
+            last = stay.train(model, replace(plan, epochs=1), number, draws=draws)
             model = taken(model, memory, last)
     details = {"budget": options.budget, "whole_rounds": number, "samples_in_the_last": rest}
     after = state.moved(model, memory)
@@ -113,10 +115,14 @@ def split(total: int, sizes: Mapping[str, int]) -> dict[str, int]:
     return shares
 
 
-register("fine-tuning", fine_tuning, FineTuningOptions(), "rounds of the clients that stay, from the trained model")
 register(
-    "fine-tuning-same-budget",
-    same_budget,
-    SameBudgetOptions(),
-    "a control: fine-tuning that spends exactly so many sample-gradients",
+    Method("fine-tuning", fine_tuning, FineTuningOptions(), "rounds of the clients that stay, from the trained model")
+)
+register(
+    Method(
+        "fine-tuning-same-budget",
+        same_budget,
+        SameBudgetOptions(),
+        "a control: fine-tuning that spends exactly so many sample-gradients",
+    )
 )

@@ -23,15 +23,15 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Ascend, Trained
 from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.influence import require_reachable
-from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
-from expunge.unlearning.recovery import Recovery, refreshed_buffers
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared, require_reachable
+from expunge.unlearning.recovery import LocalTraining
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Parties, Request
+from expunge.unlearning.retained import Retained
 
 
 @dataclass(frozen=True)
-class GradientAscentOptions(Recovery):
+class GradientAscentOptions(LocalTraining):
     """Options of gradient ascent.
 
     Attributes:
@@ -47,7 +47,7 @@ class GradientAscentOptions(Recovery):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(max_norm=self.max_norm)
+        require_positive(self, "max_norm")
 
 
 def gradient_ascent(engine: Engine, state: ServerState, request: Request, options: GradientAscentOptions) -> Outcome:
@@ -63,8 +63,8 @@ def gradient_ascent(engine: Engine, state: ServerState, request: Request, option
     require_reachable(parties)
     plan = options.plan(state)
     with measured(engine) as cost:
-        model, replies = ascended(engine, state.model, parties, plan, max_norm=options.max_norm)
-        model = refreshed_buffers(engine, model, state, parties)
+        model, replies = ascended(engine, state.model, parties, plan, Limits(options.max_norm))
+        model = Retained.of(engine, state, parties).statistics(model)
     memory = forgotten_memory(state, parties)
     details = {
         "steps": {name: reply.steps for name, reply in replies.items()},
@@ -74,15 +74,23 @@ def gradient_ascent(engine: Engine, state: ServerState, request: Request, option
     return Outcome("gradient-ascent", after, cost, details=details, warnings=memory_warnings(parties, memory))
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What holds an ascent back.
+
+    Attributes:
+        max_norm: a longer gradient is scaled down to this norm.
+        radius: of the ball around where it began; None is no ball.
+        stop_accuracy: it ends when a batch is classified worse than this; None never.
+    """
+
+    max_norm: float
+    radius: float | None = None
+    stop_accuracy: float | None = None
+
+
 def ascended(
-    engine: Engine,
-    model: Snapshot,
-    parties: Parties,
-    plan: TrainingPlan,
-    *,
-    max_norm: float,
-    radius: float | None = None,
-    stop_accuracy: float | None = None,
+    engine: Engine, model: Snapshot, parties: Parties, plan: TrainingPlan, limits: Limits
 ) -> tuple[Snapshot, dict[str, Trained]]:
     """The owners ascend on their data to forget; their updates averaged by how much they hold to forget."""
     tasks = {
@@ -93,9 +101,9 @@ def ascended(
             plan.learning_rate,
             derived_seed(plan.seed, "ascent", name),
             indices,
-            max_norm=max_norm,
-            radius=radius,
-            stop_accuracy=stop_accuracy,
+            max_norm=limits.max_norm,
+            radius=limits.radius,
+            stop_accuracy=limits.stop_accuracy,
         )
         for name, indices in parties.owners.items()
     }
@@ -103,16 +111,20 @@ def ascended(
     return model.moved(aggregate(model, replies).parameters), replies
 
 
-def require_positive(**values: float | None) -> None:
+def require_positive(options: object, *names: str) -> None:
     """Refuse an option that is given but not a number above 0."""
-    for name, value in values.items():
+    for name in names:
+        value = getattr(options, name)
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise RequestError(f"The option {name} must be a number above 0, not {value}.")
 
 
 register(
-    "gradient-ascent",
-    gradient_ascent,
-    GradientAscentOptions(),
-    "climb the loss of the data to forget for ten epochs, clipped",
+    Method(
+        "gradient-ascent",
+        gradient_ascent,
+        GradientAscentOptions(),
+        "climb the loss of the data to forget for ten epochs, clipped",
+        asks_owners=True,
+    )
 )

@@ -1,303 +1,248 @@
-"""HF-KCU: Hessian-free Krylov causal unlearning (Algorithm 1), as printed and corrected.
+"""HF-KCU corrected: a Hessian-free influence step by Krylov iterations (Algorithm 1 with its faults mended).
 
-One algorithm, whose presets are option objects. With D_u the data to forget, w_u its share of all samples, G_r the
-curvature of the clients that stay, lambda the damping and ``filter(x) = lambda (G_r + lambda)^-1 x``,
+With D_u the data to forget, w_u its share of all samples, G_r the Gauss-Newton matrix of the clients that stay and
+lambda the damping, removing D_u moves the optimum, to first order, by
 
-    theta' = theta - t filter(influence)
+    theta' = theta + t w_u/(1-w_u) (G_r + lambda)^-1 grad L_u(theta)
 
-    gradient     influence = -w_u/(1-w_u) grad L_u(theta) / lambda     needs the data to forget, once
-    trajectory   influence = A_u, kept while training (memory.py)      needs neither the client nor its data
-    paper        the printed update: each owner's own Hessian, the opposite sign, alpha_i and w_i in front; it
-                 moves away from the retrained optimum, and hardly at all
+(Koh & Liang 2017 with the sign of down-weighting). The linear system is solved by k iterations of conjugate gradient,
+each a product that the clients compute and the server sums. Several owners combine by their share of D_u. Further
+steps are Newton steps on the retained objective, linearised anew.
 
-Why one filter serves both: retraining without u differs from training, to first order, by each round's missing
-pull, worn down by what the others trained afterwards: kept in directions flat for G_r, gone in curved ones.
-
-The filter needs G_r. Krylov sees it through k products, each a message to all clients; the default, for the trajectory
-source, takes it apart layer by layer instead (core/kronecker.py): one message, and any function of it is exact. Then
-those who stay repair what a step of first order misses: by one of theirs, or a short round (repair.py).
-
-Where it fails: the gradient source sees nothing where the forgotten data is fitted perfectly, and is wrong where
-several local steps keep FedAvg from a stationary point; the trajectory source assumes plain averaging on the server.
+Where it fails: it sees nothing where the forgotten data is fitted perfectly (its gradient vanishes), and is wrong where
+several local steps keep FedAvg from a stationary point. retrace.py needs neither.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from expunge.core.kronecker import KroneckerCurvature
-from expunge.core.krylov import Solution
-from expunge.core.vectors import Snapshot
-from expunge.errors import NumericalError, RequestError
-from expunge.federation.engines.engine import Engine, ask_each, measured
+from expunge.core.curvature import Kind
+from expunge.core.krylov import NegativeCurvature, conjugate_gradient
+from expunge.core.preconditioner import sketched
+from expunge.core.vectors import Snapshot, weighted_sum
+from expunge.errors import RequestError
+from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.messages.tasks import LocalSolve, Solved
-from expunge.unlearning.hf_kcu_options import GRADIENT, PAPER, TRAJECTORY, UNFILTERED, HfKcuOptions
-from expunge.unlearning.influence import (
-    Influence,
-    apply_filter,
-    contribution_factors,
-    curvature_product,
-    forgotten_gradient,
-    kronecker_curvature,
-    owners_gradients,
+from expunge.federation.messages.tasks import PRODUCT_COST
+from expunge.unlearning.estimate import Estimate, Size, drawn, recovered, searched, small_change
+from expunge.unlearning.options import StepOptions, refuse_idle, require_choice, require_number, require_whole
+from expunge.unlearning.owners import causal_weights, owners_gradients
+from expunge.unlearning.preparation import (
+    away_warnings,
+    forgotten_memory,
+    memory_warnings,
+    prepared,
     require_reachable,
-    retained_gradient,
-    spread,
-    survives,
+    require_single_replies,
 )
-from expunge.unlearning.preparation import away, memory_warnings, prepared
-from expunge.unlearning.recovery import has_statistics, refreshed_buffers
-from expunge.unlearning.registry import Need, Outcome, register
-from expunge.unlearning.repair import FOLLOWING, followed, is_repaired, tries
+from expunge.unlearning.registry import Method, Outcome, register
+from expunge.unlearning.repair import RecoveryRound
 from expunge.unlearning.request import Parties, Request
-from expunge.unlearning.scaling import adaptive_scale, trust_region
+from expunge.unlearning.retained import Retained
+from expunge.unlearning.trust_region import Following, shortened, take, unsafe
 
-AUTO_SAMPLES = {"krylov": (10, 100, 1000), "kronecker": (1, 1, 2000)}
-"""What ``samples="auto"`` is: one in so many of the retained, but at least and at most."""
+GradientOf = Literal["forgotten", "retained"]
+CurvatureOf = Literal["retained", "everyone"]
+CausalWeights = Literal["share", "gradient-norm", "uniform"]
+
+
+@dataclass(frozen=True)
+class HfKcuOptions(StepOptions):
+    """Options of the corrected step.
+
+    Attributes:
+        damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
+        curvature_samples: how many retained samples the curvature uses, spread by client size, and how many others the
+            trust region looks at; ``auto`` is a tenth of them, but 100 to 1000; None is all.
+        tau: how much the retained loss may rise, in the loss's own unit; None takes the whole step.
+        lengths: step lengths that are tried, longest first.
+        recovery: a round of the clients that stay afterwards, or None.
+        missing: what to do when a client that stays cannot be reached: ``refuse`` or ``leave-out``.
+        seed: of the samples drawn.
+        gradient_of: ``forgotten`` is the influence step; ``retained`` the Newton step on the retained objective, right
+            for a convex model that was not trained to its end. At an optimum they are the same.
+        causal_weights: how several owners' gradients combine: by their ``share`` of the data to forget, by
+            ``gradient-norm`` (as printed), or ``uniform`` over all clients.
+        curvature_of: whose curvature: that of the clients that stay, or ``everyone``'s.
+        curvature: ``ggn`` (positive semi-definite) or ``hessian`` (as printed).
+        negative_curvature: what conjugate gradient does when it meets any, with the Hessian.
+        iterations: k of conjugate gradient.
+        tolerance: relative residual at which it may stop early.
+        preconditioner_rank: products spent on a Nystrom sketch before; 0 is none.
+        influence_decay: False leaves the solve out: the step is the gradient over lambda.
+        steps: how many steps, linearised anew; those after the first are Newton steps on the retained objective.
+    """
+
+    gradient_of: GradientOf = "forgotten"
+    causal_weights: CausalWeights = "share"
+    curvature_of: CurvatureOf = "retained"
+    curvature: Kind = "ggn"
+    negative_curvature: NegativeCurvature = "stop"
+    iterations: int = 10
+    tolerance: float = 0.0
+    preconditioner_rank: int = 0
+    influence_decay: bool = True
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(self, "gradient_of", GradientOf)
+        require_choice(self, "causal_weights", CausalWeights)
+        require_choice(self, "curvature_of", CurvatureOf)
+        require_choice(self, "curvature", Kind)
+        require_choice(self, "negative_curvature", NegativeCurvature)
+        require_whole(self, "iterations", "steps")
+        require_whole(self, "preconditioner_rank", least=0)
+        require_number(self, "tolerance")
+        if self.gradient_of == "retained":
+            refuse_idle(self, ("causal_weights",), "the gradient of those who stay has no owners to weigh")
+        if self.curvature == "ggn":
+            refuse_idle(self, ("negative_curvature",), "the Gauss-Newton matrix has no negative curvature")
+        if not self.influence_decay:
+            solver = ("curvature_of", "curvature", "iterations", "tolerance", "preconditioner_rank")
+            refuse_idle(self, solver, "without influence decay nothing is solved")
+
+    def auto_samples(self, left: int) -> int:
+        """A tenth of the retained samples, but 100 to 1000."""
+        return min(max(left // 10, 100), 1000)
+
+    @property
+    def expected_rounds(self) -> int:
+        """Message rounds that this takes at most; with batch norm it may be more."""
+        solved = self.iterations + bool(self.preconditioner_rank) if self.influence_decay else 0
+        searched = 3 if self.tau is not None else 0
+        follows = 2 if self.recovery else 0
+        again = follows + bool(follows) if searched else 0  # the whole step may be tried and repaired in vain
+        return self.steps * (1 + solved + searched) + follows + again
 
 
 def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuOptions) -> Outcome:
-    """Forget clients or samples.
+    """Forget clients or samples by the corrected influence step.
 
     Args:
-        engine: reaches the clients; the leaving ones need not be there for the trajectory source.
-        state: the trained model with its schedule and memory; it is left untouched.
+        engine: reaches the clients, those who leave once.
+        state: the trained model with its schedule; it is left untouched.
         request: what is to be forgotten.
-        options: ``PAPER``, ``GRADIENT``, ``TRAJECTORY`` or any other setting.
+        options: the solver, the trust region, what follows.
     """
-    options, parties = _prepared(engine, state, request, options)
-    damping = _damping(state, options)
-    chosen = {name: getattr(options, name) for name in ("source", "solver", "samples")}
-    details: dict[str, Any] = {**chosen, "damping": damping, "steps": []}
-    model, warnings = state.model, _warnings_beforehand(state, parties, options)
-    memory, reason = state.memory, ""
+    parties = prepared(engine, state, request, leave_out=options.missing == "leave-out")
+    require_reachable(parties)
+    require_single_replies(engine, state, asks_for_them=options.recovery is not None)
+    repairs = {}
+    if options.recovery is not None:
+        repairs["recovery"] = RecoveryRound(options.recovery.plan(state), options.recovery.lengths)
+    damping, stay = options.damping_of(state), Retained.of(engine, state, parties)
+    stay = replace(stay, samples=options.samples(sum(stay.left.values())), seed=options.seed)
+    following = Following(
+        state.model,
+        lambda: forgotten_memory(state, parties),
+        lambda _: repairs,
+        bool(repairs) and options.influence_decay,
+    )
+    details: dict[str, Any] = {"source": "gradient", "solver": "krylov", "curvature_samples": stay.samples}
+    details |= {"damping": damping, "steps": []}
+    model, warnings = state.model, list(away_warnings(state, parties))
     with measured(engine) as cost:
         for number in range(options.steps):
-            # Lines 2 to 16: the influence of the data to forget, filtered by k Krylov steps.
-            if options.curvature_of == "owners":
-                steps, curvature, record = _solve_at_owners(engine, model, parties, damping, options)
-            else:
-                steps, curvature, record = _solve_on_server(engine, state, model, parties, damping, options, number)
+            # Lines 2 to 16: the influence of the data to forget, solved by k Krylov iterations.
+            gradient, contributions = _gradient(stay, model, parties, options, number)
+            step, record = _solved(stay, model, gradient, damping, options)
+            # Lines 17 to 24: adaptive scaling, and the update.
             last = number == options.steps - 1
-            for used, allowed, lengths in tries(
-                steps, options, repaired=last and is_repaired(state, curvature, options)
-            ):
-                for name in FOLLOWING:  # of a try that was given up
-                    details.pop(name, None)
-                # Lines 17, 18, 23 and 24: adaptive scaling, and the update.
-                length, moved, losses = _moved(engine, state, model, steps[used], parties, options, allowed, lengths)
-                if length is None:
-                    continue
-                if not last:
-                    break
-                # Not in the paper: what follows the step may repair what it has cost.
-                moved, memory, left = followed(engine, state, moved, curvature, parties, options, losses, details)
-                if left <= options.tau:
-                    break
-            norm = float(steps[used].norm())
-            details["steps"].append({**record, **losses, "filter": used, "length": length, "norm": norm})
-            if length is None:
-                reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
+            name = "damped" if options.influence_decay else "none"
+            taken = take(stay, model, {name: step}, options.tau, options.lengths, following if last else None)
+            details["steps"].append({"contributions": contributions, **record, **taken.record})
+            if taken.length is None:
                 break
-            if length < 1 and options.scaling == "trust-region":
-                warnings.append(
-                    f"Only {length:.0%} of the predicted step was safe for the retained clients (tau {options.tau:g}): "
-                    "something of the data may be left; look at it beside a retrained model."
-                )
-            model = moved
-    if reason:
-        return Outcome(options.label, state, cost, succeeded=False, details=details, warnings=(reason,))
-    warnings.extend(memory_warnings(parties, memory))
-    return Outcome(options.label, state.moved(model, memory), cost, details=details, warnings=tuple(warnings))
+            warnings.extend(shortened(taken, options.tau))
+            model = taken.model
+    details |= taken.repairs
+    if taken.length is None:
+        return unsafe("hf-kcu", state, cost, details)
+    warnings.extend(memory_warnings(parties, taken.memory))
+    return Outcome("hf-kcu", state.moved(model, taken.memory), cost, details=details, warnings=tuple(warnings))
 
 
-def _prepared(
-    engine: Engine, state: ServerState, request: Request, options: HfKcuOptions
-) -> tuple[HfKcuOptions, Parties]:
-    """Everything that can be refused is refused here, before any work."""
-    parties = prepared(engine, state, request, leave_out=options.missing == "leave-out")
-    if options.source == "auto":
-        remembered = state.memory.clients if state.memory is not None else ()
-        kept = not parties.partly and all(name in remembered for name in parties.leaving)
-        options = replace(options, source="trajectory" if kept else "gradient")
-    if options.source == "gradient":
-        require_reachable(parties)
-    elif parties.partly:
-        raise RequestError("The trajectory source forgets whole clients only: use the gradient source for samples.")
-    elif state.memory is None:
-        raise RequestError("No vectors were kept while training, so only the gradient source can be used.")
-    elif state.memory.size not in (None, state.model.parameters.numel()):
-        raise RequestError("The memory was recorded with another model: its vectors have another length.")
-    if options.recovery is not None:
-        options.recovery.plan(state)
-    if engine.sums_only and (options.recovery or options.curvature_of == "owners" or has_statistics(state.model)):
-        raise RequestError(
-            "Where only sums of the clients' replies are seen there is no recovery, no printed update and no model "
-            "with batch norm: their replies are not sums."
-        )
-    options = _chosen(options, state, parties)
-    if options.filter in ("rounds", "between") and state.schedule is None:
-        raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
-    return options, parties
+def _gradient(
+    stay: Retained, model: Snapshot, parties: Parties, options: HfKcuOptions, number: int
+) -> tuple[Tensor, dict[str, float]]:
+    """What the system's right side is, and how much each client contributed to it."""
+    if options.gradient_of == "retained" or number > 0:
+        gradient = stay.gradient(model)
+        return gradient, dict.fromkeys(stay.clients, float(torch.linalg.vector_norm(gradient)))
+    gradients, norms = owners_gradients(stay.engine, model, parties)
+    alphas = causal_weights(options.causal_weights, parties, norms)
+    factors = {name: -parties.mass / (1 - parties.mass) * alpha for name, alpha in alphas.items()}
+    total = weighted_sum(gradients.values(), (factors[name] for name in gradients))
+    return total, {name: abs(factors[name]) * norms[name] if name in norms else 0.0 for name in parties.counts}
 
 
-def _chosen(options: HfKcuOptions, state: ServerState, parties: Parties) -> HfKcuOptions:
-    """The options with everything that was left to us decided."""
-    if options.solver == "auto":
-        factored = options.has_factors and options.source == "trajectory" and state.model.layout is not None
-        options = replace(options, solver="kronecker" if factored else "krylov")
-    if options.filter == "auto" and (options.solver == "krylov" or state.schedule is None):
-        options = replace(options, filter="damped")
-    if options.samples == "auto":
-        left = sum(parties.counts[name] - len(left_out) for name, left_out in parties.retained.items())
-        share, least, most = AUTO_SAMPLES[options.solver]
-        options = replace(options, samples=min(max(left // share, least), most))
-    return options
-
-
-def _warnings_beforehand(state: ServerState, parties: Parties, options: HfKcuOptions) -> list[str]:
-    """What the person who asked should know whatever comes out."""
-    warnings = []
-    if missing := away(state, parties):
-        warnings.append(f"Left out, since they cannot be reached: {', '.join(missing)}.")
-    if state.memory is not None and options.source == "gradient":
-        never = [name for name in parties.leaving if name not in state.memory.clients]
-        if never:
-            warnings.append(f"No vector of {', '.join(never)} was kept, so the gradient source was used.")
-    return warnings
-
-
-def _damping(state: ServerState, options: HfKcuOptions) -> float:
-    if options.damping is not None:
-        return options.damping
-    if state.schedule is None:
-        raise RequestError("Give a damping, or the training's learning rate, local steps and rounds to derive it from.")
-    return state.schedule.damping
-
-
-def _solve_at_owners(
-    engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
-) -> tuple[dict[str, Tensor], None, dict[str, Any]]:
-    """As printed: each owner solves with its own curvature, and sends ``alpha_i scale_i v_i``; the others send zero."""
-    raws, norms, solves = _owners_solutions(engine, model, parties, damping, options)
-    factors = contribution_factors(options, parties, norms)
-    step = torch.zeros_like(model.parameters)
-    contributions = dict.fromkeys(parties.counts, 0.0)
-    for name, raw in raws.items():
-        scale = adaptive_scale(raw, model.parameters, options.beta) if options.scaling == "norm" else 1.0
-        sent = factors[name] * scale * raw
-        contributions[name] = float(torch.linalg.vector_norm(sent))
-        step += sent
-    return {options.filter: step}, None, {"contributions": contributions, "solves": solves}
-
-
-def _owners_solutions(
-    engine: Engine, model: Snapshot, parties: Parties, damping: float, options: HfKcuOptions
-) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Any]]:
-    """Each owner's v_k, the norm of its gradient, and its solver's diagnosis."""
+def _solved(
+    stay: Retained, model: Snapshot, gradient: Tensor, damping: float, options: HfKcuOptions
+) -> tuple[Tensor, dict[str, Any]]:
+    """``(G + lambda)^-1 g`` by conjugate gradient, and its diagnosis."""
     if not options.influence_decay:
-        gradients = owners_gradients(engine, model, parties)
-        norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in gradients.items()}
-        return {name: gradient / damping for name, gradient in gradients.items()}, norms, {}
-    tasks = {
-        name: LocalSolve(model, options.iterations, damping, options.curvature, options.negative_curvature, indices)
-        for name, indices in parties.owners.items()
-    }
-    replies = ask_each(engine, tasks, Solved)
-    return (
-        {name: reply.solution.vector for name, reply in replies.items()},
-        {name: reply.gradient_norm for name, reply in replies.items()},
-        {name: _diagnosis(reply.solution) for name, reply in replies.items()},
+        if damping == 0:
+            raise RequestError("Without damping there is no unfiltered influence: give a damping above 0.")
+        return gradient / damping, {}
+    whose = stay if options.curvature_of == "retained" else stay.with_everyone()
+    product = whose.product(model, options.curvature)
+    solution = conjugate_gradient(
+        product,
+        gradient,
+        iterations=options.iterations,
+        damping=damping,
+        tolerance=options.tolerance,
+        preconditioner=sketched(product, gradient, damping, rank=options.preconditioner_rank, seed=options.seed),
+        negative_curvature=options.negative_curvature,
+        smallest_eigenvalue=0.0 if options.curvature == "ggn" else None,
     )
+    return solution.vector, {"solves": {"server": solution.diagnosis()}}
 
 
-def _solve_on_server(
-    engine: Engine,
-    state: ServerState,
-    model: Snapshot,
-    parties: Parties,
-    damping: float,
-    options: HfKcuOptions,
-    number: int,
-) -> tuple[dict[str, Tensor], KroneckerCurvature | None, dict[str, Any]]:
-    """Corrected: the filter on the server, with the curvature of the clients that stay; gentler steps come later."""
-    if options.source == "trajectory":
-        assert state.memory is not None
-        known = state.memory.influence(parties.leaving).to(model.parameters)
-        contributions = dict(zip(parties.leaving, state.memory.norms(parties.leaving), strict=True))
-        influence = Influence(damping * known, contributions, known)
-    elif options.gradient_of == "retained" or number > 0:
-        influence = retained_gradient(engine, model, parties)
-    else:
-        influence = forgotten_gradient(engine, model, parties, options)
-    clients = parties.retained if options.curvature_of == "retained" else dict.fromkeys(parties.counts, ())
-    record: dict[str, Any] = {"contributions": influence.contributions}
-    if not options.influence_decay:
-        return {"none": influence.unfiltered(damping)}, None, record
-    if options.solver == "kronecker":
-        kinds = ("between", "damped") if options.filter == "auto" else (options.filter,)
-        survived = {kind: survives(kind, damping, state.schedule) for kind in kinds}
-        curvature = kronecker_curvature(engine, model, clients, parties.counts, options)
-        unfiltered = influence.unfiltered(damping)
-        return {kind: curvature.apply(survived[kind], unfiltered) for kind in kinds}, curvature, record
-    product = curvature_product(engine, model, clients, parties.counts, options)
-    step, solution = apply_filter(product, influence, damping, state.schedule, options)
-    if solution is not None:
-        record["solves"] = {"server": _diagnosis(solution)}
-    return {options.filter: step}, None, record
+def component_ablation() -> dict[str, HfKcuOptions]:
+    """The component ablation of the corrected step: each row takes one component away.
+
+    Influence decay is the wearing-down of the influence by the curvature; uniform influence weighs all clients alike.
+
+    Example:
+        >>> list(component_ablation())[1:3]
+        ['without causal weighting', 'without adaptive scaling']
+    """
+    return {
+        "full": HfKcuOptions(),
+        "without causal weighting": HfKcuOptions(curvature_of="everyone"),
+        "without adaptive scaling": HfKcuOptions(tau=None),
+        "without influence decay": HfKcuOptions(influence_decay=False),
+        "uniform influence": HfKcuOptions(causal_weights="uniform"),
+    }
 
 
-def _moved(
-    engine: Engine,
-    state: ServerState,
-    model: Snapshot,
-    step: Tensor,
-    parties: Parties,
-    options: HfKcuOptions,
-    allowed: float,
-    lengths: tuple[tuple[float, ...], ...],
-) -> tuple[float | None, Snapshot, dict[str, float]]:
-    """The step's length t, by the chosen kind of adaptive scaling, and the model after it."""
-    if not bool(torch.isfinite(step).all()):
-        raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
-    # Batch-norm statistics remember, too. They are estimated on as many samples as the curvature, in whole batches.
-    draws = spread(options, parties.retained, parties.counts)
-    anew = partial(refreshed_buffers, engine, state=state, parties=parties, draws=draws)
-    if options.scaling == "trust-region":
-        refreshed = anew if has_statistics(model) else None
-        return trust_region(engine, model, step, parties, options, allowed, lengths, refreshed)
-    length = 1.0
-    if options.scaling == "norm" and options.curvature_of != "owners":
-        length = adaptive_scale(step, model.parameters, options.beta)
-    return length, anew(model.moved(model.parameters - length * step)), {}
+def _estimate(options: HfKcuOptions, size: Size) -> Estimate:
+    """What it costs at most: gradients once, products and losses on draws."""
+    products = options.iterations + options.preconditioner_rank if options.influence_decay else 0
+    each = size.forgotten + products * PRODUCT_COST * drawn(options, size) + searched(options, size)
+    work = options.steps * each + (options.steps - 1) * size.samples + 2 * recovered(options, size)
+    vectors = 1 + options.steps * (2 + products) + (4 if options.recovery else 0)
+    replies = options.steps * (1 + products) + (2 if options.recovery else 0)
+    everyone, more = size.clients + size.owners, small_change(options.expected_rounds)
+    down, up = (vectors * size.vector + more) * everyone, (replies * size.vector + more) * everyone
+    return Estimate(options.expected_rounds, down, up, work)
 
 
-def _diagnosis(solution: Solution) -> dict[str, Any]:
-    """What CG learned, without the vector."""
-    return {name: value for name, value in asdict(replace(solution, vector=torch.empty(0))).items() if name != "vector"}
-
-
-for _options, _summary in (
-    (HfKcuOptions(), "the default: trajectory, filtered layer by layer and corrected; gradient without vectors"),
-    (PAPER, "the paper's update as printed: wrong sign, hardly any step"),
-    (GRADIENT, "one gradient of the data to forget, filtered"),
-    (TRAJECTORY, "the vector kept while training, filtered; needs nothing of the leaver"),
-):
-    _needs: Need | None = None if _options.source == "gradient" else "vectors"
-    _recovering = _options.with_recovery()
-    _forgets = _options is not PAPER
-    register(_options.label, hf_kcu, _options, _summary, _needs, forgets=_forgets)
-    register(_recovering.label, hf_kcu, _recovering, f"{_summary}; then a recovery round", _needs, forgets=_forgets)
 register(
-    "unfiltered+recovery",
-    hf_kcu,
-    UNFILTERED,
-    "a control: the vector kept while training, unfiltered; then a recovery round",
-    "vectors",
+    Method(
+        "hf-kcu",
+        hf_kcu,
+        HfKcuOptions(),
+        "the paper's step corrected: one gradient of the data to forget, solved by Krylov iterations",
+        asks_owners=True,
+        estimate=_estimate,
+    ),
+    recovery=True,
 )

@@ -19,13 +19,14 @@ from expunge.core.vectors import Layout, Snapshot
 from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
-from expunge.unlearning.recovery import Recovery, fedavg_rounds, refreshed_buffers
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.recovery import LocalTraining, fedavg_rounds
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Request
+from expunge.unlearning.retained import Retained
 
 
 @dataclass(frozen=True)
-class NegationOptions(Recovery):
+class NegationOptions(LocalTraining):
     """Options of NoT.
 
     Attributes:
@@ -51,10 +52,10 @@ def negation(engine: Engine, state: ServerState, request: Request, options: Nega
     parties = prepared(engine, state, request)
     plan = options.plan(state, options.rounds)
     names = first_layer(state.model.layers())
-    memory = forgotten_memory(state, parties)
+    memory, stay = forgotten_memory(state, parties), Retained.of(engine, state, parties)
     with measured(engine) as cost:
-        model = refreshed_buffers(engine, negated(state.model, names), state, parties)
-        model = fedavg_rounds(engine, model, memory, parties.retained, plan)
+        model = stay.statistics(negated(state.model, names))
+        model = fedavg_rounds(stay, model, memory, plan)
     details = {"negated": list(names)}
     return Outcome("not", state.moved(model, memory), cost, details=details, warnings=memory_warnings(parties, memory))
 
@@ -80,4 +81,11 @@ def negated(model: Snapshot, names: tuple[str, ...]) -> Snapshot:
     return model.moved(layout.flatten(turned))
 
 
-register("not", negation, NegationOptions(), "negate the first layer's weights, then rounds of the clients that stay")
+register(
+    Method(
+        "not",
+        negation,
+        NegationOptions(),
+        "negate the first layer's weights, then rounds of the clients that stay",
+    )
+)

@@ -7,6 +7,7 @@ from expunge.federation.engines.engine import Engine
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.request import Parties, Request
+from expunge.unlearning.retained import has_statistics
 
 
 def prepared(engine: Engine, state: ServerState, request: Request, *, leave_out: bool | None = None) -> Parties:
@@ -33,6 +34,31 @@ def away(state: ServerState, parties: Parties) -> list[str]:
     """Clients that the server remembers and that stay, but cannot be reached."""
     remembered = state.memory.clients if state.memory is not None else ()
     return [name for name in remembered if name not in parties.leaving and name not in parties.counts]
+
+
+def away_warnings(state: ServerState, parties: Parties) -> tuple[str, ...]:
+    """Who was left out by the choice ``missing="leave-out"``."""
+    missing = away(state, parties)
+    return (f"Left out, since they cannot be reached: {', '.join(missing)}.",) if missing else ()
+
+
+def require_reachable(parties: Parties) -> None:
+    """A method that asks the owners of the data to forget needs them once."""
+    gone = [name for name in parties.owners if name not in parties.counts]
+    if gone:
+        raise RequestError(
+            f"Client {gone[0]!r} cannot be reached, and this method needs its data once: "
+            "use retrace, which does not, where vectors were kept while training."
+        )
+
+
+def require_single_replies(engine: Engine, state: ServerState, *, asks_for_them: bool) -> None:
+    """Refuse, where only masked sums are seen, what needs a client's own reply: local training, batch norm."""
+    if engine.sums_only and (asks_for_them or has_statistics(state.model)):
+        raise RequestError(
+            "Where only sums of the clients' replies are seen there is no recovery, no printed update and no model "
+            "with batch norm: their replies are not sums."
+        )
 
 
 def forgotten_memory(state: ServerState, parties: Parties) -> Memory | None:

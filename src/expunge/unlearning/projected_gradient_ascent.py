@@ -34,18 +34,18 @@ from expunge.federation.engines.engine import Engine, ask_each, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Train, Trained
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.gradient_ascent import ascended, require_positive
-from expunge.unlearning.influence import require_reachable
-from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
-from expunge.unlearning.recovery import Recovery, fedavg_rounds, refreshed_buffers
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.gradient_ascent import Limits, ascended, require_positive
+from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared, require_reachable
+from expunge.unlearning.recovery import LocalTraining, fedavg_rounds
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Parties, Request
+from expunge.unlearning.retained import Retained
 
 RANDOM_MODELS = 10
 
 
 @dataclass(frozen=True)
-class ProjectedGradientAscentOptions(Recovery):
+class ProjectedGradientAscentOptions(LocalTraining):
     """Options of projected gradient ascent; clipping, ascent epochs and threshold are the authors'.
 
     Attributes:
@@ -71,7 +71,7 @@ class ProjectedGradientAscentOptions(Recovery):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(max_norm=self.max_norm, radius=self.radius)
+        require_positive(self, "max_norm", "radius")
         if min(self.ascent_epochs, self.local_epochs or 1) < 1 or self.recovery_rounds < 0:
             raise RequestError("Ascent and local epochs must be at least 1, recovery rounds at least 0.")
 
@@ -89,7 +89,7 @@ def projected_gradient_ascent(
     """
     parties = prepared(engine, state, request)
     require_reachable(parties)
-    plan = options.plan(state)
+    plan, stay = options.plan(state), Retained.of(engine, state, parties)
     layout = state.model.layers()
     known = state.schedule.epochs if state.schedule is not None else None
     memory = forgotten_memory(state, parties)
@@ -97,20 +97,13 @@ def projected_gradient_ascent(
         local = replace(plan, epochs=options.local_epochs or known or 1)
         reference = reference_model(engine, state.model, parties, local)
         radius = options.radius or random_distance(reference.parameters, layout, plan.seed) / 3
-        model, replies = ascended(
-            engine,
-            reference,
-            parties,
-            replace(plan, epochs=options.ascent_epochs),
-            max_norm=options.max_norm,
-            radius=radius,
-            stop_accuracy=options.stop_accuracy,
-        )
+        limits = Limits(options.max_norm, radius, options.stop_accuracy)
+        model, replies = ascended(engine, reference, parties, replace(plan, epochs=options.ascent_epochs), limits)
         away = float((model.parameters - reference.parameters).norm())
-        model = refreshed_buffers(engine, model, state, parties)
+        model = stay.statistics(model)
         if options.recovery_rounds:
             after_plan = replace(plan, rounds=options.recovery_rounds)
-            model = fedavg_rounds(engine, model, memory, parties.retained, after_plan)
+            model = fedavg_rounds(stay, model, memory, after_plan)
     details = {
         "radius": radius,
         "distance_from_the_reference": away,
@@ -147,8 +140,11 @@ def random_distance(parameters: Tensor, layout: Layout, seed: int) -> float:
 
 
 register(
-    "projected-gradient-ascent",
-    projected_gradient_ascent,
-    ProjectedGradientAscentOptions(),
-    "climb the loss of the data to forget inside a ball, then rounds of the clients that stay",
+    Method(
+        "projected-gradient-ascent",
+        projected_gradient_ascent,
+        ProjectedGradientAscentOptions(),
+        "climb the loss of the data to forget inside a ball, then rounds of the clients that stay",
+        asks_owners=True,
+    )
 )

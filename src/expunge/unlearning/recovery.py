@@ -1,8 +1,7 @@
-"""Rounds of the clients that stay: plain FedAvg, or recovery that may not walk back to the model that remembers."""
+"""Local training after a step: its options, FedAvg rounds of the clients that stay, and what may not come back."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -11,24 +10,23 @@ from torch import Tensor
 
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
-from expunge.federation.engines.engine import Engine, ask_each
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.messages.tasks import Buffers, Draw, Indices, NormStatistics, Trained
-from expunge.federation.training.fedavg import aggregate, average_buffers
-from expunge.federation.training.plan import Schedule, TrainingPlan
-from expunge.unlearning.request import Parties
-
-PART, SMALLER = 3, 4
-"""Of a short round: one in so many of the samples, in batches so many times smaller than the training's."""
+from expunge.federation.messages.tasks import Trained
+from expunge.federation.training.fedavg import aggregate
+from expunge.federation.training.plan import TrainingPlan
+from expunge.unlearning.retained import Retained
 
 Change = Callable[[Tensor, Snapshot], Tensor]
 """What becomes of a client's update before it is averaged, given the model that it was asked to train."""
 
+RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""How far a round may be taken where nothing else is said; the length with the least retained loss is."""
+
 
 @dataclass(frozen=True)
-class Recovery:
-    """How clients train after the step: the options of a recovery round, which other methods' options extend.
+class LocalTraining:
+    """How clients train: options that those of several methods extend.
 
     Attributes:
         epochs: local epochs, at most one by default.
@@ -44,7 +42,7 @@ class Recovery:
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
-            raise RequestError(f"Recovery needs at least 1 epoch, not {self.epochs}.")
+            raise RequestError(f"Local training needs at least 1 epoch, not {self.epochs}.")
 
     def plan(self, state: ServerState, rounds: int = 1) -> TrainingPlan:
         """So many rounds, with the training's learning rate and batch size where none is given."""
@@ -53,6 +51,26 @@ class Recovery:
         if learning_rate is None or batch_size is None:
             raise RequestError("Local training needs a learning rate and a batch size: give those of the training.")
         return TrainingPlan(rounds, self.epochs, batch_size, learning_rate, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Recovery(LocalTraining):
+    """The options of a recovery round.
+
+    Attributes:
+        epochs: local epochs, at most one by default.
+        learning_rate: None takes the training's.
+        batch_size: None takes the training's.
+        seed: of the clients' shuffling.
+        lengths: how far the round may be taken, 0 first; the length with the least retained loss is.
+    """
+
+    lengths: tuple[float, ...] = RECOVERY_LENGTHS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lengths or self.lengths[0] != 0:
+            raise RequestError(f"The lengths of a recovery round begin with 0, not {self.lengths!r}.")
 
 
 def strip_return(update: Tensor, towards: Tensor) -> Tensor:
@@ -70,74 +88,10 @@ def strip_return(update: Tensor, towards: Tensor) -> Tensor:
     return update - torch.dot(update, towards).clamp(min=0.0) / length * towards
 
 
-def retained_round(
-    engine: Engine,
-    model: Snapshot,
-    retained: Mapping[str, Indices],
-    plan: TrainingPlan,
-    number: int = 0,
-    *,
-    draws: Mapping[str, Draw] | None = None,
-    averaged: bool = False,
-    change: Change | None = None,
-) -> dict[str, Trained]:
-    """Ask the retained clients for one round of training from ``model``.
-
-    Args:
-        engine: reaches the clients.
-        model: where they start.
-        retained: who is asked, each with the samples that it no longer uses.
-        plan: epochs, batch size, learning rate and seed; its rounds and participation are not looked at.
-        number: of the round, for its seeds.
-        draws: the clients that train, each on so many of its samples only; None is everyone on everything.
-        averaged: each sends where its later steps were on average, not the last one.
-        change: what becomes of each update.
-    """
-    tasks = {
-        name: replace(plan.task(model, number, name, left_out), averaged=averaged)
-        for name, left_out in retained.items()
-    }
-    if draws is not None:
-        tasks = {name: replace(tasks[name], draw=draw) for name, draw in draws.items()}
-    replies = ask_each(engine, tasks, Trained)
-    if change is None:
-        return replies
-    return {name: replace(reply, update=change(reply.update, model)) for name, reply in replies.items()}
-
-
-def recovery_round(
-    engine: Engine, remembers: Snapshot, forgot: Snapshot, retained: Mapping[str, Indices], plan: TrainingPlan
-) -> dict[str, Trained]:
-    """One FedAvg round of the retained clients from ``forgot``, each update stripped of its way back."""
-    return retained_round(engine, forgot, retained, plan, change=_no_return(remembers))
-
-
-def short_draws(parties: Parties, seed: int) -> dict[str, Draw]:
-    """What a short round trains on: the front of each client's order, whose back is looked at for its length."""
-    left = {name: parties.counts[name] - len(left_out) for name, left_out in parties.retained.items()}
-    return {name: Draw(math.ceil(count / PART), seed) for name, count in left.items()}
-
-
-def short_round(
-    engine: Engine,
-    remembers: Snapshot,
-    forgot: Snapshot,
-    retained: Mapping[str, Indices],
-    schedule: Schedule,
-    draws: Mapping[str, Draw],
-    seed: int,
-) -> dict[str, Trained]:
-    """A recovery round on part of the samples, in small batches, each client's later steps averaged.
-
-    How far a round leads depends on its steps, not on how many samples make one; small batches are noisy, and the mean
-    over steps and clients takes most of the noise out again.
-    """
-    plan = TrainingPlan(1, 1, max(1, schedule.batch_size // SMALLER), schedule.learning_rate, seed=seed)
-    return retained_round(engine, forgot, retained, plan, draws=draws, averaged=True, change=_no_return(remembers))
-
-
-def _no_return(remembers: Snapshot) -> Change:
-    return lambda update, model: strip_return(update, remembers.parameters - model.parameters)
+def without_return(replies: Mapping[str, Trained], remembers: Snapshot, model: Snapshot) -> dict[str, Trained]:
+    """The clients' updates from ``model``, each stripped of its way back to the model that remembers."""
+    towards = remembers.parameters - model.parameters
+    return {name: replace(reply, update=strip_return(reply.update, towards)) for name, reply in replies.items()}
 
 
 def taken(model: Snapshot, memory: Memory | None, replies: Mapping[str, Trained]) -> Snapshot:
@@ -151,41 +105,12 @@ def taken(model: Snapshot, memory: Memory | None, replies: Mapping[str, Trained]
 
 
 def fedavg_rounds(
-    engine: Engine,
-    model: Snapshot,
-    memory: Memory | None,
-    retained: Mapping[str, Indices],
-    plan: TrainingPlan,
-    change: Change | None = None,
+    stay: Retained, model: Snapshot, memory: Memory | None, plan: TrainingPlan, change: Change | None = None
 ) -> Snapshot:
     """All rounds of the plan, by FedAvg of the retained clients; the memory, where there is one, gets them added."""
     for number in range(plan.rounds):
-        model = taken(model, memory, retained_round(engine, model, retained, plan, number, change=change))
+        replies = stay.train(model, plan, number)
+        if change is not None:
+            replies = {n: replace(reply, update=change(reply.update, model)) for n, reply in replies.items()}
+        model = taken(model, memory, replies)
     return model
-
-
-def has_statistics(model: Snapshot) -> bool:
-    """Whether the model has batch-norm statistics."""
-    return any("running_" in name for name in model.buffers)
-
-
-def refreshed_buffers(
-    engine: Engine,
-    model: Snapshot,
-    state: ServerState,
-    parties: Parties,
-    draws: Mapping[str, Draw | None] | None = None,
-) -> Snapshot:
-    """Batch-norm statistics remember, too: they are estimated again from the clients that stay, or draws of theirs."""
-    if not has_statistics(model):
-        return model
-    batch_size = state.schedule.batch_size if state.schedule is not None else 64
-    tasks = {}
-    for name, left_out in parties.retained.items():
-        draw = draws[name] if draws is not None else None
-        if draw is not None:  # batches count alike, so a few samples that are left over would count too much
-            draw = replace(draw, size=batch_size * math.ceil(draw.size / batch_size))
-        tasks[name] = NormStatistics(model, batch_size, left_out, draw)
-    replies = ask_each(engine, tasks, Buffers)
-    buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
-    return replace(model, buffers=buffers)

@@ -1,155 +1,198 @@
-"""What follows the filtered step: a correction or a round of recovery, and how dear a step may be that they repair.
+"""What follows a step: a correction, a short round or a round of recovery, all with one signature.
+
+    repair(stay, moved) -> Repaired
 
 A shortened step leaves something of the client, while most of what a whole one costs those who stay can be repaired. So
-steps are tried whole first, and judged by what is left of their cost in the end: no more than tau.
+steps are tried whole first, and judged by what is left of their cost in the end (trust_region.py).
+
+`Correction` is one damped Newton step of those who stay, from where the step ended,
+
+    theta'' = theta' - s (G + m)^-1 grad L_r(theta'),        m = 10 / (eta x local steps), a tenth of a round,
+
+stripped of its component back towards the model that remembers. Both are sums over samples: two messages, no update of
+any single client. How far: FedAvg does not rest where the retained loss is lowest (clients drift apart in their local
+steps), so nor should this. It takes the shortest s after which going on would win those who stay no more than half of
+tau (and no more than tau is left of what the step has cost them): nothing at all where the step was right already.
 
 A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
-enough: a short round of local training follows instead, and the correction only where that does not help.
+enough: a `ShortRound` of local training follows instead, and the correction only where that does not help.
+
+Where it fails: the loss cannot see whether what comes back is the leaver's or theirs, but along one direction.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
-from expunge.federation.engines.engine import Engine
 from expunge.federation.keeping.memory import Memory
-from expunge.federation.keeping.state import ServerState
-from expunge.federation.messages.tasks import Trained
+from expunge.federation.messages.tasks import Draw, Trained
 from expunge.federation.training.fedavg import aggregate
-from expunge.federation.training.plan import Schedule
-from expunge.unlearning.correction import corrected
-from expunge.unlearning.hf_kcu_options import HfKcuOptions
-from expunge.unlearning.preparation import forgotten_memory
-from expunge.unlearning.recovery import has_statistics, recovery_round, short_draws, short_round
-from expunge.unlearning.request import Parties
-from expunge.unlearning.scaling import TRIES, lowest_loss
+from expunge.federation.training.plan import Schedule, TrainingPlan
+from expunge.unlearning.lengths import lowest, shortest
+from expunge.unlearning.recovery import RECOVERY_LENGTHS, strip_return, without_return
+from expunge.unlearning.retained import Retained
 
-ROOM = 3.0
-"""A step that a correction or a recovery follows may cost those who stay so many times tau at first."""
+CORRECTION_LENGTHS = (0.0, *(2.0**-j for j in range(6, -1, -1)))
+"""How far a correction may be taken: layers that move together feel more curvature than each on its own."""
 
-FAR = 0.1
-"""A step longer than this share of the model's own length is a long one."""
+PART_OF_A_ROUND = 0.1
+"""The damping lets a direction move as far as plain gradient descent would in this part of a round."""
 
-FOLLOWING = ("recovery", "short_round", "correction")
-"""Where the record says what followed the step."""
-
-RECOVERY_LENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""How far a recovery round may be taken; the one with the least retained loss is."""
+PART, SMALLER = 3, 4
+"""Of a short round: one in so many of the samples, in batches so many times smaller than the training's."""
 
 
-def tries(
-    steps: Mapping[str, Tensor], options: HfKcuOptions, *, repaired: bool
-) -> list[tuple[str, float, tuple[tuple[float, ...], ...]]]:
-    """Which steps are tried one after another: what each may cost those who stay, and in which lengths.
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """Where a step has led.
 
-    All but the last one are taken whole or not at all: a shortened step leaves something of the client. What is going
-    to be repaired may cost more than tau at first.
+    Attributes:
+        remembers: the model before it.
+        model: the model after it.
+        memory: the vectors of those who stay, where vectors are kept; a repair that trains adds to them.
+        risen: what the step has cost those who stay.
     """
-    *earlier, last = steps
-    if repaired and not earlier:
-        earlier = [last]
-    room = ROOM if repaired else 1.0
-    return [*((name, room * options.tau, TRIES[:1]) for name in earlier), (last, options.tau, TRIES)]
+
+    remembers: Snapshot
+    model: Snapshot
+    memory: Memory | None
+    risen: float = 0.0
 
 
-def is_repaired(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
-    """Whether something follows that may repair what a step costs; what an unfiltered one does is no small error."""
-    return options.influence_decay and (options.recovery is not None or is_corrected(state, curvature, options))
+@dataclass(frozen=True, eq=False)
+class Repaired:
+    """The model after a repair, and the record of it: its length, the retained loss before and after, the rise."""
+
+    model: Snapshot
+    record: dict[str, float]
 
 
-def is_corrected(state: ServerState, curvature: KroneckerCurvature | None, options: HfKcuOptions) -> bool:
-    """Whether a correction follows, or a short round: they need factors and a schedule."""
-    return curvature is not None and state.schedule is not None and options.may_correct
+class Repair(Protocol):
+    """Something that follows a step."""
+
+    def __call__(self, stay: Retained, moved: Moved) -> Repaired:
+        """Ask those who stay; a length of 0 in the record says that it did not help."""
 
 
-def followed(
-    engine: Engine,
-    state: ServerState,
-    model: Snapshot,
-    curvature: KroneckerCurvature | None,
-    parties: Parties,
-    options: HfKcuOptions,
-    losses: Mapping[str, float],
-    details: dict[str, Any],
-) -> tuple[Snapshot, Memory | None, float]:
-    """What follows the step: the others' vectors, a correction or a round of recovery.
+@dataclass(frozen=True)
+class RecoveryRound:
+    """One whole FedAvg round of those who stay, each update stripped of its way back.
 
-    Returns:
-        The model, the vectors, and what is left of the rise that the step has cost those who stay.
+    Attributes:
+        plan: how they train.
+        lengths: how far it may be taken, 0 first.
     """
-    memory, risen = forgotten_memory(state, parties), losses.get("retained_rise", 0.0)
-    schedule, record = state.schedule, None
-    if options.recovery is not None:
-        updates = recovery_round(engine, state.model, model, parties.retained, options.recovery.plan(state))
-        model, memory, record = _recovered(engine, model, memory, updates, parties, options)
-        details["recovery"] = record
-    elif curvature is not None and schedule is not None and is_corrected(state, curvature, options):
-        if is_far(state.model, model) and not engine.sums_only and not has_statistics(model):
-            model, memory, record = _after_a_long_step(engine, state, model, memory, schedule, parties, options)
-            details["short_round"] = record
-        if record is None or not record["length"]:
-            model, record = corrected(engine, state.model, model, curvature, schedule, parties, options, risen)
-            details["correction"] = record
-    return model, memory, risen + (record["retained_rise"] if record is not None else 0.0)
+
+    plan: TrainingPlan
+    lengths: tuple[float, ...] = RECOVERY_LENGTHS
+
+    def __call__(self, stay: Retained, moved: Moved) -> Repaired:
+        """The round, as far as it lowers their loss."""
+        replies = without_return(stay.train(moved.model, self.plan), moved.remembers, moved.model)
+        return _as_far_as_it_helps(stay, moved, replies, self.lengths)
 
 
-def is_far(remembers: Snapshot, model: Snapshot) -> bool:
-    """Whether the step between the two was a long one.
+@dataclass(frozen=True)
+class ShortRound:
+    """A recovery round on part of the samples, in small batches, each client's later steps averaged.
 
-    Example:
-        >>> start = Snapshot(torch.tensor([3.0, 4.0]), {})
-        >>> [is_far(start, start.moved(start.parameters + torch.tensor([0.0, step]))) for step in (0.4, 0.6)]
-        [False, True]
+    How far a round leads depends on its steps, not on how many samples make one; small batches are noisy, and the mean
+    over steps and clients takes most of the noise out again.
+
+    Attributes:
+        schedule: of the training.
+        lengths: how far it may be taken, 0 first.
     """
-    step, whole = (torch.linalg.vector_norm(v) for v in (model.parameters - remembers.parameters, remembers.parameters))
-    return bool(step > FAR * whole)
+
+    schedule: Schedule
+    lengths: tuple[float, ...] = RECOVERY_LENGTHS
+
+    def __call__(self, stay: Retained, moved: Moved) -> Repaired:
+        """The round, as far as it lowers their loss on samples that it was not trained on."""
+        draws = self.draws(stay)
+        others = max(1, sum(stay.left.values()) - sum(draw.size for draw in draws.values()))
+        fewer = stay.looking_at(min(others, others if stay.samples is None else stay.samples))
+        return _as_far_as_it_helps(fewer, moved, self.updates(stay, moved, draws), self.lengths)
+
+    def draws(self, stay: Retained) -> dict[str, Draw]:
+        """What it trains on: the front of each client's order, whose back is looked at for its length."""
+        return {name: Draw(math.ceil(count / PART), stay.seed) for name, count in stay.left.items()}
+
+    def updates(self, stay: Retained, moved: Moved, draws: Mapping[str, Draw]) -> dict[str, Trained]:
+        """What the clients send, stripped of the way back."""
+        batch_size = max(1, self.schedule.batch_size // SMALLER)
+        plan = TrainingPlan(1, 1, batch_size, self.schedule.learning_rate, seed=stay.seed)
+        replies = stay.train(moved.model, plan, draws=draws, averaged=True)
+        return without_return(replies, moved.remembers, moved.model)
 
 
-def _after_a_long_step(
-    engine: Engine,
-    state: ServerState,
-    model: Snapshot,
-    memory: Memory | None,
-    schedule: Schedule,
-    parties: Parties,
-    options: HfKcuOptions,
-) -> tuple[Snapshot, Memory | None, dict[str, float]]:
-    """A short round, of length 0 where it does not help."""
-    draws = short_draws(parties, options.seed)
-    updates = short_round(engine, state.model, model, parties.retained, schedule, draws, options.seed)
-    assert options.samples != "auto", "hf_kcu decides before it draws"
-    left = sum(parties.counts[name] - len(left_out) for name, left_out in parties.retained.items())
-    others = max(1, left - sum(draw.size for draw in draws.values()))  # its length is judged on samples not trained on
-    fewer = replace(options, samples=min(others, others if options.samples is None else options.samples))
-    return _recovered(engine, model, memory, updates, parties, fewer)
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """One damped Newton step of those who stay, with the factors that the filter was made of.
+
+    Attributes:
+        curvature: of those who stay, layer by layer.
+        schedule: of the training, for the damping.
+        tau: how much of the retained loss's rise may be left; half of it need not be won.
+        lengths: how far it may be taken, 0 first; looked for on half as many other samples.
+    """
+
+    curvature: KroneckerCurvature
+    schedule: Schedule
+    tau: float
+    lengths: tuple[float, ...] = CORRECTION_LENGTHS
+
+    def __call__(self, stay: Retained, moved: Moved) -> Repaired:
+        """The shortest step that leaves little to be won."""
+        gradient = stay.gradient(moved.model, drawn=True)
+        way = self.way(gradient, moved.remembers.parameters - moved.model.parameters)
+        fewer = stay.looking_at(None if stay.samples is None else max(1, stay.samples // 2))
+        loss = fewer.losses(moved.model, way, self.lengths)
+        length = shortest(loss, self.lengths, min(self.tau / 2, self.tau - moved.risen - min(loss.rises)))
+        record = {"length": length, **loss.at(self.lengths.index(length))}
+        model = moved.model
+        return Repaired(model.moved(model.parameters - length * way) if length else model, record)
+
+    def way(self, gradient: Tensor, towards: Tensor) -> Tensor:
+        """What is subtracted at s = 1: ``(G + m)^-1 g``, whose opposite does not lead ``towards`` what was."""
+        damping = 1.0 / (PART_OF_A_ROUND * self.schedule.learning_rate * self.schedule.local_steps)
+        return -strip_return(-self.curvature.apply(lambda values: 1.0 / (values + damping), gradient), towards)
 
 
-def _recovered(
-    engine: Engine,
-    model: Snapshot,
-    memory: Memory | None,
-    updates: Mapping[str, Trained],
-    parties: Parties,
-    options: HfKcuOptions,
-) -> tuple[Snapshot, Memory | None, dict[str, float]]:
-    """A round of the clients that stay, taken as far as it lowers their loss: the safety belt holds here, too."""
-    full = aggregate(model, updates)
-    way = model.parameters - full.parameters
+def repaired(
+    stay: Retained, moved: Moved, repairs: Mapping[str, Repair]
+) -> tuple[Snapshot, dict[str, dict[str, float]]]:
+    """The model after the first of these repairs that helps, and the record of each that was tried, by name."""
+    model, records = moved.model, {}
+    for name, repair in repairs.items():
+        found = repair(stay, moved)
+        model, records[name] = found.model, found.record
+        if found.record["length"]:
+            break
+    return model, records
+
+
+def _as_far_as_it_helps(
+    stay: Retained, moved: Moved, updates: Mapping[str, Trained], lengths: tuple[float, ...]
+) -> Repaired:
+    """The mean of these updates, taken as far as it lowers the retained loss: the safety belt holds here, too."""
+    model = moved.model
+    way = model.parameters - aggregate(model, updates).parameters
     # With the buffers as they are: the round's own ones (batch norm) can raise the loss before any step is taken.
-    length, losses = lowest_loss(engine, model, way, RECOVERY_LENGTHS, parties, options)
+    length, losses = lowest(stay.losses(model, way, lengths), lengths)
     record = {"length": length, **losses}
     if length == 0:
-        return model, memory, record
-    if memory is not None:
-        memory.record(
+        return Repaired(model, record)
+    if moved.memory is not None:
+        moved.memory.record(
             {name: length * reply.update for name, reply in updates.items()},
             {name: reply.count for name, reply in updates.items()},
         )
-    return model.moved(model.parameters - length * way), memory, record
+    return Repaired(model.moved(model.parameters - length * way), record)

@@ -10,7 +10,7 @@ from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import KEEP_VECTORS, Keep, Progress, train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Request
 
 
@@ -49,4 +49,4 @@ def retrain(engine: Engine, state: ServerState, request: Request, options: Retra
     return Outcome("retrain", trained, cost)
 
 
-register("retrain", retrain, RetrainOptions(), "train again from the start without the forgotten data")
+register(Method("retrain", retrain, RetrainOptions(), "train again from the start without the forgotten data"))

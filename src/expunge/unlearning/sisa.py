@@ -20,7 +20,7 @@ from expunge.federation.keeping.shards import Shard, Shards
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import Progress
 from expunge.federation.training.sharded import in_all, trained_from
-from expunge.unlearning.registry import Outcome, register
+from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Parties, Request
 
 
@@ -89,4 +89,12 @@ def _reduced(shard: Shard, parties: Parties) -> Shard:
     return replace(shard, slices=slices, left_out={name: out for name, out in left_out.items() if name not in gone})
 
 
-register("sisa", sisa, SisaOptions(), "only the shards that held the data train again, from a checkpoint", "shards")
+register(
+    Method(
+        "sisa",
+        sisa,
+        SisaOptions(),
+        "only the shards that held the data train again, from a checkpoint",
+        needs="shards",
+    )
+)

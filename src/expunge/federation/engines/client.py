@@ -187,7 +187,9 @@ class Client:
         count = len(self.data.available(task.exclude))
         inputs, _ = self._take(self._drawn(task.draw, task.exclude))
         self._model.eval()
-        factors = kronecker_factors(self._model, task.model, inputs, self._loss, seed=task.seed, smallest=task.smallest)
+        factors = kronecker_factors(
+            self._model, task.model, inputs, self._loss, seed=task.seed, min_logit_scale=task.min_logit_scale
+        )
         return Sum(factors.values * count, count, float(len(inputs)), factors.blocks)
 
     @_perform.register

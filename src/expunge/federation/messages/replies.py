@@ -2,7 +2,7 @@
 
 What can be seen from a single reply is its kind, its shapes and number type, its sample count, and whether it is
 finite; beside the others' also its length. A lie that passes here can still send a step the wrong way, but not past
-the trust region, which is the safety belt (unlearning/scaling.py).
+the trust region, which is the safety belt (unlearning/trust_region.py).
 """
 
 from __future__ import annotations

@@ -111,14 +111,14 @@ class CurvatureProduct:
 class CurvatureFactors:
     """Kronecker factors of the local curvature (on a draw of samples), in one flat vector; ``seed`` draws targets.
 
-    With ``smallest`` below 1 it draws scales, too: a stand-in for the curvature of the way (core/kronecker.py).
+    With ``min_logit_scale`` below 1 it draws scales, too: a stand-in for the curvature of the way (core/kronecker.py).
     """
 
     model: Snapshot
     seed: int
     draw: Draw | None = None
     exclude: Indices = ()
-    smallest: float = 1.0
+    min_logit_scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,69 @@
+"""The default: retrace where vectors were kept of everybody who leaves, else the corrected influence step, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from expunge.federation.engines.engine import Engine
+from expunge.federation.keeping.state import ServerState
+from expunge.unlearning.options import StepOptions
+from expunge.unlearning.registry import AUTO, Method, Outcome, method, register
+from expunge.unlearning.request import Request
+
+
+@dataclass(frozen=True)
+class AutoOptions(StepOptions):
+    """The options that both methods have.
+
+    Attributes:
+        damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
+        curvature_samples: how many retained samples the curvature uses, and how many others the trust region looks at;
+            ``auto`` is the method's own choice, None is all.
+        tau: how much the retained loss may rise, in the loss's own unit; None takes the whole step.
+        lengths: step lengths that are tried, longest first.
+        recovery: a round of the clients that stay afterwards, or None.
+        missing: what to do when a client that stays cannot be reached: ``refuse`` or ``leave-out``.
+        seed: of the samples drawn.
+    """
+
+
+def resolved(chosen: Method, state: ServerState, request: Request) -> tuple[Method, tuple[str, ...]]:
+    """The method that runs, and a warning where it is not the one that should; any but ``auto`` is itself."""
+    if chosen.name != AUTO:
+        return chosen, ()
+    remembered = state.memory.clients if state.memory is not None else ()
+    never = [name for name in request.clients if name not in remembered]
+    given = {part.name: getattr(chosen.options, part.name) for part in fields(StepOptions)}
+    if state.memory is None:
+        reason = "No vectors were kept while training"
+    elif request.samples:
+        reason = "Samples whose client stays have no vector of their own"
+    elif never:
+        reason = f"No vector of {', '.join(never)} was kept"
+    else:
+        return method("retrace").configured(given), ()
+    warning = (
+        f"{reason}, so hf-kcu ran: one gradient of the data to forget, which sees little of what the model fits "
+        "perfectly, strong backdoors among it."
+    )
+    return method("hf-kcu").configured(given), (warning,)
+
+
+def auto(engine: Engine, state: ServerState, request: Request, options: AutoOptions) -> Outcome:
+    """Run the method that fits what was kept; the outcome has that method's name.
+
+    Args:
+        engine: reaches the clients.
+        state: the trained model, and what was kept while training.
+        request: what is to be forgotten.
+        options: handed on to the method.
+    """
+    request.parties(engine.clients(), state.memory.clients if state.memory is not None else ())  # bad ones first
+    chosen, warnings = resolved(replace(method(AUTO), options=options), state, request)
+    outcome = chosen(engine, state, request)
+    return replace(outcome, warnings=(*warnings, *outcome.warnings))
+
+
+register(
+    Method(AUTO, auto, AutoOptions(), "the default: retrace where vectors were kept, else hf-kcu", needs="vectors")
+)

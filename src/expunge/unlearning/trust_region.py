@@ -1,0 +1,152 @@
+"""Adaptive scaling as a trust region: the longest step that those who stay can bear, and what repairs its cost.
+
+Of several steps the sharper ones are tried first, whole or not at all: a shortened step leaves something of the client.
+What is going to be repaired may cost more than tau at first, as long as no more than tau is left in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expunge.core.vectors import Snapshot
+from expunge.errors import NumericalError
+from expunge.federation.engines.engine import Cost
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.state import ServerState
+from expunge.unlearning.lengths import Trial, longest_safe
+from expunge.unlearning.registry import Outcome
+from expunge.unlearning.repair import Moved, Repair, repaired
+from expunge.unlearning.retained import Retained
+
+ROOM = 3.0
+"""A step that a repair follows may cost those who stay so many times tau at first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Following:
+    """What follows a step that was taken.
+
+    Attributes:
+        remembers: the model that the request found.
+        memory: gives a memory of its own without those who leave, where vectors are kept.
+        repairs: gives the repairs for where the step ended, by name: the first one that helps is the last.
+        may_cost_more: whether the step may cost more than tau at first, since something repairs it.
+    """
+
+    remembers: Snapshot
+    memory: Callable[[], Memory | None]
+    repairs: Callable[[Snapshot], Mapping[str, Repair]]
+    may_cost_more: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """The step that was taken.
+
+    Attributes:
+        record: which filter, how long (None: no length was safe), the retained loss before and after.
+        model: where it led, repairs included; the model that was given where no length was safe.
+        memory: the vectors of those who stay, where they are kept and something follows.
+        repairs: the record of each repair, by name.
+    """
+
+    record: dict[str, float | str | None]
+    model: Snapshot
+    memory: Memory | None = None
+    repairs: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def length(self) -> float | None:
+        """The part of the step that was taken."""
+        length = self.record["length"]
+        return length if isinstance(length, float) else None
+
+
+def shortened(taken: Taken, tau: float | None) -> tuple[str, ...]:
+    """The warning that a step had to be cut short; none where it was whole."""
+    if tau is None or taken.length is None or taken.length >= 1:
+        return ()
+    return (
+        f"Only {taken.length:.0%} of the predicted step was safe for the retained clients (tau {tau:g}): "
+        "something of the data may be left; look at it beside a retrained model.",
+    )
+
+
+def unsafe(method: str, state: ServerState, cost: Cost, details: dict[str, Any]) -> Outcome:
+    """The outcome where the safety belt held."""
+    reason = "No length of the step keeps the retained loss within tau: the model is left as it was."
+    return Outcome(method, state, cost, succeeded=False, details=details, warnings=(reason,))
+
+
+def take(
+    stay: Retained,
+    model: Snapshot,
+    steps: Mapping[str, Tensor],
+    tau: float | None,
+    lengths: tuple[float, ...],
+    following: Following | None,
+) -> Taken:
+    """Take the first of these steps that those who stay can bear.
+
+    Args:
+        stay: those who stay.
+        model: theta.
+        steps: what is subtracted at length 1, by the filter's name; gentler ones come later.
+        tau: how much the retained loss may rise in the end; None takes the first step whole.
+        lengths: the lengths that are tried, longest first.
+        following: what follows, where this is the last step.
+    """
+    for step in steps.values():
+        if not bool(torch.isfinite(step).all()):
+            raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
+    if tau is None:
+        name, step = next(iter(steps.items()))
+        whole = Trial(1.0, stay.statistics(model.moved(model.parameters - step)), {})
+        return _followed(stay, _record(name, step, 1.0, {}), whole, following)[0]
+    taken = Taken({}, model)
+    for name, allowed, tried in _tries(tuple(steps), tau, lengths, following is not None and following.may_cost_more):
+        trial, losses = longest_safe(stay.trials(model, steps[name], tried), allowed)
+        record = _record(name, steps[name], trial.length if trial is not None else None, losses)
+        if trial is None:
+            taken = Taken(record, model)
+            continue
+        taken, left = _followed(stay, record, trial, following)
+        if left <= tau:
+            break
+    return taken
+
+
+def _tries(
+    names: tuple[str, ...], tau: float, lengths: tuple[float, ...], repaired: bool
+) -> list[tuple[str, float, tuple[float, ...]]]:
+    """Which steps are tried one after another: what each may cost those who stay, and in which lengths."""
+    *earlier, last = names
+    if repaired and not earlier:
+        earlier = [last]
+    room = ROOM if repaired else 1.0
+    return [*((name, room * tau, lengths[:1]) for name in earlier), (last, tau, lengths)]
+
+
+def _record(
+    name: str, step: Tensor, length: float | None, losses: Mapping[str, float]
+) -> dict[str, float | str | None]:
+    return {**losses, "filter": name, "length": length, "norm": float(step.norm())}
+
+
+def _followed(
+    stay: Retained, record: dict[str, float | str | None], trial: Trial, following: Following | None
+) -> tuple[Taken, float]:
+    """The step with what follows it, and what is left of the rise that it has cost those who stay."""
+    risen = trial.losses.get("retained_rise", 0.0)
+    if following is None:
+        return Taken(record, trial.model), risen
+    memory = following.memory()
+    moved = Moved(following.remembers, trial.model, memory, risen)
+    model, repairs = repaired(stay, moved, following.repairs(trial.model))
+    won = next(reversed(repairs.values()))["retained_rise"] if repairs else 0.0
+    return Taken(record, model, memory, repairs), risen + won

@@ -1,0 +1,33 @@
+"""The three algorithms by their options, so that one test can run them all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from expunge.unlearning.hf_kcu import HfKcuOptions, hf_kcu
+from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions, hf_kcu_paper
+from expunge.unlearning.recovery import Recovery
+from expunge.unlearning.retrace import RetraceKrylovOptions, RetraceOptions, retrace, retrace_krylov
+
+PAPER, CORRECTED, KRYLOV, RETRACE = HfKcuPaperOptions(), HfKcuOptions(), RetraceKrylovOptions(), RetraceOptions()
+_FUNCTIONS = {
+    HfKcuPaperOptions: ("hf-kcu-paper", hf_kcu_paper),
+    HfKcuOptions: ("hf-kcu", hf_kcu),
+    RetraceKrylovOptions: ("retrace-krylov", retrace_krylov),
+    RetraceOptions: ("retrace", retrace),
+}
+
+
+def forgotten(engine, state, request, options):
+    """Run the algorithm that these are the options of."""
+    return _FUNCTIONS[type(options)][1](engine, state, request, options)
+
+
+def label(options) -> str:
+    """The algorithm's name."""
+    return _FUNCTIONS[type(options)][0] + ("+recovery" if options.recovery else "")
+
+
+def recovering(options, recovery: Recovery | None = None):
+    """The same with a recovery round afterwards."""
+    return replace(options, recovery=recovery or Recovery())
