@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from expunge.bench.measured import alone, joined, measured_part, part_path, split
-from expunge.bench.measuring import REFERENCES, measure
+from expunge.bench.measuring import REFERENCES, Part, measure
 from expunge.bench.results import Row, plain
 from expunge.bench.runner import cells, make_all, missing_cells
 from expunge.bench.scales import scale_of
@@ -100,3 +100,10 @@ def test_models_that_all_are_compared_with_are_those_of_the_first_measured_anywh
     methods = [row.method for row in joined(parts).rows]
     assert [methods.count(name) for name in (*REFERENCES, "trained-sisa", "retrace")] == [1, 3, 1, 1, 1]
     assert all(row in whole.rows for row in joined(parts).rows if row.method in REFERENCES)
+
+
+def test_parts_put_together_are_as_old_as_the_last_one():
+    days = ("2026-11-14T00:00:00+00:00", None, "2026-11-16T00:00:00+00:00", "2026-11-15T00:00:00+00:00")
+    parts = [Part([], {}, {}, [], date=day) for day in days]
+    assert joined(parts).date == days[2]
+    assert joined(parts[1:2]).date is None

@@ -195,9 +195,25 @@ def test_page_says_verdicts_reasons_power_and_all_tables(audit):
     for part in ("LiRA: TPR at 1% FPR", "speaks against forgetting", "not a proof of forgetting", "told apart"):
         assert part in text
     images = [link for link in reader.links if link.startswith("data:image/svg+xml;base64,")]
-    assert len(images) == 4
+    assert len(images) == 8
     assert all(link.startswith("#") and f'id="{link[1:]}"' in page for link in reader.links if link not in images)
     assert "://" not in page
+
+
+def test_page_says_which_models_were_looked_at_when_and_which_attack_is_drawn(audit):
+    page = render_audit(audit)
+    shown = re.search(r'<h2>Which models</h2>\s*<div class="card"><dl class="small">(.*?)</dl>', page, re.DOTALL)[1]
+    assert dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", shown)) == {
+        "looked at": "2026-01-02T03:04:05+00:00",
+        "expunge": "0.1.0",
+        "do nothing (trained)": "0a",
+        "fine-tuning": "1b",
+        "retrace": "1b",
+        "retrained model 1": "2c",
+        "retrained model 2": "3d",
+    }
+    assert page.count("The attack is loss.</figcaption>") == 2
+    assert "The attack is LiRA." in render_audit(replace(audit, attack="LiRA"))
 
 
 def test_passing_where_doing_nothing_passes_is_not_marked():

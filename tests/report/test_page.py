@@ -11,7 +11,7 @@ from expunge.report.headline import chosen_method, headline
 from expunge.report.page import render_report, write_report
 from report.bench_cases import bench, convergence
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "source"}
 
 
 class Reader(HTMLParser):
@@ -24,7 +24,7 @@ class Reader(HTMLParser):
         assert not self.open
 
     def handle_starttag(self, tag, attributes):
-        self.links += [value for name, value in attributes if name in ("src", "href")]
+        self.links += [value for name, value in attributes if name in ("src", "srcset", "href")]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -42,7 +42,7 @@ def changed(results, method, **values):
 def test_page_needs_nothing_else(results, tmp_path):
     page = write_report(results, tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     links = Reader(page).links
-    assert len(links) == 2
+    assert len(links) == 4
     assert all(link.startswith("data:image/svg+xml;base64,") for link in links)
     assert "://" not in page
     assert "@import" not in page
@@ -170,7 +170,7 @@ def test_a_section_and_a_link_for_every_variant():
     reader = Reader(page)
     assert [link for link in reader.links if link.startswith("#")] == ["#clean-client", "#strong-backdoor"]
     assert 'id="strong-backdoor"' in page
-    assert len([link for link in reader.links if link.startswith("data:")]) == 8
+    assert len([link for link in reader.links if link.startswith("data:")]) == 16
     text = " ".join(reader.text)
     assert "paper: 71.76" in text
     assert "retrain noise, same init (low to high)" in text
@@ -179,12 +179,23 @@ def test_a_section_and_a_link_for_every_variant():
 
 def test_a_page_of_curves_alone():
     reader = Reader(render_report(convergence()))
-    assert len(reader.links) == 1
+    assert len(reader.links) == 2
     assert "What does not work" not in " ".join(reader.text)
 
 
 def test_an_empty_experiment_still_gives_a_page():
     assert "No unlearning method was run." in render_report(Results("empty", {}, {}, [], {}))
+
+
+def test_date_and_digests_are_shown_where_they_are_known(results):
+    digest = "0123456789abcdef" * 4
+    rows = [replace(row, digest=digest if row.method == "retrain" else None) for row in results.rows]
+    page = render_report(replace(results, rows=rows, date="2026-11-16T12:00:00+00:00"))
+    assert "<dt>measured</dt><dd>2026-11-16T12:00:00+00:00</dd>" in page
+    assert page.count(f'<td data-label="model"><code title="{digest}">0123456789ab</code></td>') == 15
+    bare = render_report(results)
+    assert "measured</dt>" not in bare
+    assert 'data-label="model"' not in bare
 
 
 def test_unwritable_path_is_an_error_of_ours(results, tmp_path):

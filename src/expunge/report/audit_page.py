@@ -29,7 +29,8 @@ from expunge.report.audit_text import (
 )
 from expunge.report.layout import file_label, method_name, scenario_line
 from expunge.report.measures import MISSING
-from expunge.report.pieces import definitions, document, figure, write_page
+from expunge.report.pictures import figure
+from expunge.report.pieces import HtmlLine, definitions, document, html_table, write_page
 from expunge.report.verdicts import MEANINGS, mark_of
 
 _TITLE = "Audit: did the model forget?"
@@ -71,7 +72,8 @@ def render_audit(audit: Audit) -> str:
     drawn = audit_figures(audit)
     subtitle = ". ".join(filter(None, (audit.results.experiment, scenario_line(audit.results))))
     cards = "".join(_card(method, own) for method, own in audit.methods.items())
-    common = [figure(name, drawn[name]) for name in ("audit-scores", "audit-roc") if name in drawn]
+    of = f"The attack is {audit.attack}." if audit.attack else ""
+    common = [figure(name, drawn[name], of) for name in ("audit-scores", "audit-roc") if name in drawn]
     sections = [
         f"<header><h1>{escape(_TITLE)}</h1><p>{escape(subtitle)}</p></header>",
         f'<div class="cards verdicts">{cards}</div>' if cards else "<p>No method was tried.</p>",
@@ -82,10 +84,28 @@ def render_audit(audit: Audit) -> str:
         *(common or [_note(NO_RETRAINS)]),
         "<h2>Certificate</h2>",
         f"<p>{escape(audit.certificate)}</p>",
+        "<h2>Which models</h2>",
+        f'<div class="card">{definitions(_provenance(audit), small=True)}</div>',
         "<h2>How to read this</h2>",
         definitions({verdict.value: MEANINGS[verdict.value] for verdict in Verdict} | _READING),
     ]
     return document(_TITLE, sections)
+
+
+def _provenance(audit: Audit) -> dict[str, str]:
+    """When, by which version, and the SHA-256 of every model."""
+    known = {method: own.provenance for method, own in audit.methods.items()}
+    if not known:
+        return {}
+    first = next(iter(known.values()))
+    retrained = {f"retrained model {number}": digest for number, digest in enumerate(first.retrained, start=1)}
+    return {
+        "looked at": max(own.date for own in known.values()),
+        "expunge": first.version,
+        method_name("trained"): first.before,
+        **{method_name(method): own.after for method, own in known.items()},
+        **retrained,
+    }
 
 
 def _card(method: str, own: ModelAudit) -> str:
@@ -127,16 +147,17 @@ def _findings(findings: Sequence[Finding], doing_nothing: Sequence[Finding]) -> 
             p_text(finding.p_value),
             _cell(show(nothing.value), "told apart" if nothing.deviates else "passes") if nothing else MISSING,
         ]
-        lines.append((finding.measure.label, cells))
+        lines.append(HtmlLine(finding.measure.label, cells))
     headers = ["measure", "value", "retrained", "expected of a retrained model", "p", "doing nothing"]
-    return _table(headers, lines) + _note(_UNMARKED)
+    return html_table(headers, lines, card=True) + _note(_UNMARKED)
 
 
 def _attacks(attacks: dict[str, Comparison]) -> str:
     lines = []
     for attack, found in attacks.items():
-        lines += [(f"{attack}: AUC", _auc_cells(found)), (f"{attack}: TPR at 1% FPR", _tpr_cells(found))]
-    table = _table(["attack", "trained", "this model", "retrained", "gap"], lines)
+        lines.append(HtmlLine(f"{attack}: AUC", _auc_cells(found)))
+        lines.append(HtmlLine(f"{attack}: TPR at 1% FPR", _tpr_cells(found)))
+    table = html_table(["attack", "trained", "this model", "retrained", "gap"], lines, card=True)
     return "<h2>Membership attacks</h2>" + table + _note(_UNMARKED)
 
 
@@ -194,13 +215,3 @@ def _judged(text: str, near: bool) -> str:
 
 def _cell(text: str, below: str = "") -> str:
     return escape(text) + (f"<small>{escape(below)}</small>" if below else "")
-
-
-def _table(headers: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A table of cells that are HTML already."""
-    head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
-        for name, cells in lines
-    )
-    return f'<div class="card wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

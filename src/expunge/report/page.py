@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from expunge.bench.results import Results
 from expunge.report.columns import columns_for
 from expunge.report.headline import chosen_method, headline
 from expunge.report.layout import file_label, method_name, parts, scenario_line
-from expunge.report.pieces import definitions, document, figure, runs, table, write_page
+from expunge.report.pictures import figure
+from expunge.report.pieces import definitions, document, runs, table, write_page
 from expunge.report.plots import part_figures, whole_figures
 from expunge.report.table import paper_notes
 
@@ -71,10 +73,14 @@ def render_report(results: Results, *, title: str = "Is the client gone?", readi
             f"{definitions(part.scenario, small=True)}</div>"
             for label, part in of.items()
         ),
-        '<div class="card"><h2>Environment</h2>' + definitions(results.environment, small=True) + "</div></div>",
+        f'<div class="card"><h2>Environment</h2>{definitions(_environment(results), small=True)}</div></div>',
         runs(results),
     ]
     return document(title, sections, broad=len(columns_for(results)) > _FEW_COLUMNS)
+
+
+def _environment(results: Results) -> dict[str, Any]:
+    return ({"measured": results.date} if results.date else {}) | results.environment
 
 
 def _index(of: Mapping[str, Results]) -> str:

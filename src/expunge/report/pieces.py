@@ -1,60 +1,32 @@
-"""The pieces of a page: its frame, table, picture, list of definitions, every single run."""
+"""The pieces of a page: its frame, tables, lists of definitions, every single run."""
 
-import base64
-import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from expunge.bench.results import Results
 from expunge.errors import RequestError
 from expunge.report.columns import columns_for
 from expunge.report.layout import method_name
 from expunge.report.measures import MISSING, write_value
-from expunge.report.plots import save_figure
 from expunge.report.stylesheet import STYLE
-from expunge.report.table import Cell, Line, caption, table_lines
+from expunge.report.table import Cell, caption, table_lines
 
-_FIGURES = {
-    "forgetting": (
-        "Success of the backdoor, accuracy on the forgotten and on new data, for each method",
-        "Forgotten means: the mark lies on the blue band, where models trained without the forgotten data lie."
-        " The last panel does not start at zero.",
-    ),
-    "cost": (
-        "Distance to the retrained model against cost, for each method",
-        "Best is far right and down in the band: cheap, and as close to retraining as retraining is to itself."
-        " Thin vertical lines show the range over runs.",
-    ),
-    "pareto": (
-        "Accuracy on new data against speed, for each method, with the paper's points",
-        "Doing nothing is the dashed line: accuracy on new data alone does not show that anything was forgotten.",
-    ),
-    "seconds": ("Seconds that each method takes", "Machines differ: compare ratios, not seconds."),
-    "variants": (
-        "Accuracy, backdoor success and cost by variant, a line for each method",
-        "The blue band is the range of models retrained without the forgotten data; bars show the spread over runs.",
-    ),
-    "series": ("Curves, a line for each method", "Shades reach from the lowest to the highest run."),
-    "audit-scores": (
-        "Scores of a membership attack, a row for each model",
-        "Forgotten means: the two shapes of a row are apart no more than they are in the retrained model's row. Each"
-        " row has its own height.",
-    ),
-    "audit-roc": (
-        "Share of the forgotten samples found against false alarms, both on logarithmic axes, a line for each model",
-        "Forgotten means: the method's line lies where the retrained model's does. Far left, a few samples decide.",
-    ),
-    "audit-verdict": (
-        "Every measure of the model beside the interval of a further retrained model",
-        "Left is a smaller value, right a larger one, in widths of the measure's own interval; arrows lie further out."
-        " Above the broken line: the forgotten data.",
-    ),
-}
+MOST_COLUMNS = 10
+"""A table of more columns than these does not fit a screen of ordinary width."""
+_SIDEWAYS = "This table is wider than most screens: scroll it sideways; the first column stays."
+
+
+@dataclass(frozen=True)
+class HtmlLine:
+    """A line of a table: its name as text, its cells as HTML."""
+
+    name: str
+    cells: Sequence[str]
+    noise: bool = False
 
 
 def document(title: str, sections: Iterable[str], broad: bool = False) -> str:
@@ -91,37 +63,42 @@ def table(results: Results) -> str:
         >>> "retrain noise" in table(Results("demo", {}, {}, [], {}))
         True
     """
-    headers = "".join(f'<th scope="col">{escape(column.header)}</th>' for column in columns_for(results))
-    lines = "".join(_table_line(line) for line in table_lines(results))
+    headers = ["method", *(column.header for column in columns_for(results))]
+    lines = [HtmlLine(line.name, [_drawn(cell) for cell in line.cells], line.noise) for line in table_lines(results)]
     note = caption(results, near="green with a tick", far="red with a cross")
+    return f'{html_table(headers, lines, card=True)}<p class="note">{escape(note)}</p>'
+
+
+def _drawn(cell: Cell) -> str:
+    mean, plus_minus, spread = escape(cell.text).partition(" ± ")
+    mean = ", ".join(f'<span class="whole">{part}</span>' for part in mean.split(", "))
+    below = f"<small>± {spread}</small>" if plus_minus else ""
+    below += f"<small>paper: {escape(cell.paper)}</small>" if cell.paper else ""
+    return f'<span class="{cell.mark or ""}">{mean}</span>{below}'
+
+
+def html_table(headers: Sequence[str], lines: Iterable[HtmlLine], *, card: bool = False) -> str:
+    """A table whose cells are HTML already; too wide a one is scrolled, and says so; on a phone each line is a card.
+
+    Example:
+        >>> '<td data-label="seconds">3</td>' in html_table(["method", "seconds"], [HtmlLine("sisa", ["3"])])
+        True
+    """
+    head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
+    body = "".join(_html_line(line, headers[1:]) for line in lines)
+    hint = f'<p class="hint">{_SIDEWAYS}</p>' if len(headers) > MOST_COLUMNS else ""
     return (
-        f'<div class="card wide"><table><thead><tr><th scope="col">method</th>{headers}</tr></thead>'
-        f'<tbody>{lines}</tbody></table></div><p class="note">{escape(note)}</p>'
+        f'{hint}<div class="{"card " * card}wide" role="region" aria-label="table" tabindex="0"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _table_line(line: Line) -> str:
-    def drawn(cell: Cell) -> str:
-        mean, plus_minus, spread = escape(cell.text).partition(" ± ")
-        below = f"<small>± {spread}</small>" if plus_minus else ""
-        below += f"<small>paper: {escape(cell.paper)}</small>" if cell.paper else ""
-        return f'<td><span class="{cell.mark or ""}">{mean}</span>{below}</td>'
-
-    cells = "".join(drawn(cell) for cell in line.cells)
-    return f'<tr class="{"noise" if line.noise else ""}"><th scope="row">{escape(line.name)}</th>{cells}</tr>'
-
-
-def figure(name: str, drawn: Figure, of: str = "") -> str:
-    """A picture inside the page, with what it shows in words, and of what."""
-    description, note = _FIGURES[name]
-    drawing = io.BytesIO()
-    save_figure(drawn, drawing, format="svg", metadata={"Date": None})
-    source = base64.b64encode(drawing.getvalue()).decode("ascii")
-    kind = "full" if drawn.get_figwidth() > 12 else "" if drawn.get_figwidth() > 10 else "narrow"
-    return (
-        f'<figure class="{kind}"><img alt="{escape(description)}" src="data:image/svg+xml;base64,{source}">'
-        f"<figcaption>{escape(f'{note} {of}'.strip())}</figcaption></figure>"
+def _html_line(line: HtmlLine, headers: Sequence[str]) -> str:
+    cells = "".join(
+        f'<td data-label="{escape(header)}">{cell}</td>' for header, cell in zip(headers, line.cells, strict=True)
     )
+    kind = ' class="noise"' if line.noise else ""
+    return f'<tr{kind}><th scope="row">{escape(line.name)}</th>{cells}</tr>'
 
 
 def definitions(content: Mapping[str, Any], small: bool = False) -> str:
@@ -147,18 +124,23 @@ def runs(results: Results) -> str:
         True
     """
     columns = [column for column in columns_for(results) if column.form != "verdict"]
-    headers = "".join(f"<th>{escape(column.header)}</th>" for column in columns)
-    variant = "<th>variant</th>" if results.variants else ""
+    variant = ["variant"] if results.variants else []
+    model = ["model"] if any(row.digest for row in results.rows) else []
+    headers = ["method", "seed", *variant, *(column.header for column in columns), "verdict", *model]
     lines = []
     for row in results.rows:
         values = ((getattr(row, column.key), column.form) for column in columns)
-        cells = "".join(f"<td>{MISSING if value is None else write_value(value, form)}</td>" for value, form in values)
-        name = f"<th>{escape(method_name(row.method))}</th><td>{row.seed}</td>"
-        name += f"<td>{escape(row.variant or MISSING)}</td>" if results.variants else ""
-        lines.append(f"<tr>{name}{cells}<td>{escape(row.verdict or MISSING)}</td></tr>")
+        cells = [str(row.seed), *([escape(row.variant or MISSING)] if variant else [])]
+        cells += [MISSING if value is None else write_value(value, form) for value, form in values]
+        cells += [escape(row.verdict or MISSING), *([_short_digest(row.digest)] if model else [])]
+        lines.append(HtmlLine(method_name(row.method), cells))
     seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows})) or "none"
     return (
         f'<p class="note">{len(results.rows)} runs, seeds {seeds}.</p><details><summary>Every single run</summary>'
-        f'<div class="wide"><table><thead><tr><th>method</th><th>seed</th>{variant}{headers}<th>verdict</th></tr>'
-        f"</thead><tbody>{''.join(lines)}</tbody></table></div></details>"
+        f"{html_table(headers, lines)}</details>"
     )
+
+
+def _short_digest(digest: str | None) -> str:
+    """The beginning of a model's SHA-256, which is enough to tell models apart; all of it under the pointer."""
+    return f'<code title="{escape(digest)}">{escape(digest[:12])}</code>' if digest else MISSING

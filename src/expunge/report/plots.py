@@ -98,7 +98,7 @@ def save_figures(drawn: dict[str, Figure], results: Results, folder: str | Path)
     return written
 
 
-def save_figure(figure: Figure, target: Any, **options: Any) -> None:
-    """Save a figure with our fonts and reproducible SVG identifiers."""
+def save_figure(figure: Figure, target: Any, *, transparent: bool = False, **options: Any) -> None:
+    """Save a figure with our fonts and reproducible SVG identifiers, on white or on nothing."""
     with rc_context(FONT):
-        figure.savefig(target, facecolor="white", **options)
+        figure.savefig(target, facecolor="none" if transparent else "white", transparent=transparent, **options)
