@@ -27,6 +27,7 @@ def test_the_code_blocks_run_one_after_another(capsys):
         before = [p.detach().clone() for p in names["model"].parameters()]
         exec(forgetting, names)
         assert names["outcome"].succeeded
+        assert names["outcome"].method == "retrace"
         assert names["memory"].clients == ("bob", "cyd", "dee")
         assert "sample_gradients" in capsys.readouterr().out
         exec(auditing, names)
