@@ -29,16 +29,30 @@ if TYPE_CHECKING:
         "expunge forget runs/mine --client client-3",
         "expunge forget runs/mine --samples client-2:0,5,9",
         "expunge forget runs/mine --client client-3 --method retrain",
+        "expunge forget runs/mine --client client-3 --dry-run",
     )
 )
 def forget(
     run: RunArgument,
     client: Annotated[
-        list[str] | None, typer.Option(help="A client to forget; may be repeated.", autocompletion=clients_of_run)
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A client to forget; may be repeated.", autocompletion=clients_of_run),
     ] = None,
-    samples: Annotated[list[str] | None, typer.Option(help="CLIENT:INDEX,INDEX,...; may be repeated.")] = None,
-    method: Annotated[str, typer.Option(help="See `expunge methods`.", autocompletion=among(METHODS))] = "auto",
-    iterations: Annotated[int | None, typer.Option("--iterations", "-k", help="Krylov iterations.")] = None,
+    samples: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:N,N,...", help="Samples of a client to forget, by number; may be repeated."),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="auto is retrace where vectors were kept, else hf-kcu; `expunge methods` lists all.",
+            autocompletion=among(METHODS),
+        ),
+    ] = "auto",
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", "-k", help="Krylov iterations, of methods that have them.")
+    ] = None,
     damping: Annotated[float | None, typer.Option(help="Lambda; by default from the training's schedule.")] = None,
     curvature_samples: Annotated[int | None, typer.Option(help="Retained samples behind the curvature.")] = None,
     tau: Annotated[float | None, typer.Option(help="How much the retained loss may rise, in nats.")] = None,
@@ -58,7 +72,8 @@ def forget(
 ) -> None:
     """Forget clients or samples of a run.
 
-    RUN is a folder that `expunge train` has made. The result stands beside the trained model until you --erase that.
+    RUN is a folder that `expunge train` has made. Say --client or --samples. The result stands beside the trained
+    model until you --erase that. A method refuses options that it does not have.
     """
     from expunge.bench.auditing import retrain_options
     from expunge.bench.run_folder import RunFolder
