@@ -292,3 +292,12 @@ def test_links_lead_somewhere(page):
 
 def test_the_readme_leads_to_every_page():
     assert set(ROOT.glob("docs/*.md")) <= set(links(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/method.md"])
+def test_the_files_that_a_page_names_exist(page):
+    prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"`([\w/]+\.py)`", prose))
+    assert len(named) >= 5
+    files = [str(file) for folder in ("src", "docs", "tests", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
