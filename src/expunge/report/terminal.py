@@ -13,8 +13,8 @@ from expunge.report.measures import MISSING
 from expunge.report.table import Cell, caption, table_lines
 
 _COLOURS = {"near": "green", "open": "", "far": "red", None: ""}
-_WIDTHS = {"number": 13, "percent": 10, "times": 8, "seconds": 8, "megabytes": 8, "count": 6, "verdict": 16}
-_METHOD_WIDTH = 32
+_WIDTHS = {"number": 13, "percent": 10, "times": 8, "seconds": 8, "megabytes": 8, "count": 6, "verdict": 17}
+_METHOD_WIDTH = 31
 _FIRST = ("verdict", "test_accuracy", "asr", "speedup_in_gradients", "forget_accuracy", "kl_forget", "speedup")
 """The columns that a narrow terminal shows before all others; the files have them all."""
 
