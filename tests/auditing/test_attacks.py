@@ -1,6 +1,7 @@
 """Attacks put together: whose shadows, on which samples, in which direction; beside the formulas themselves."""
 
 import dataclasses
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -116,6 +117,14 @@ def test_shadow_models_are_left_out_where_they_have_nothing_to_learn_from():
         retained=(EXAM.retained[0], LABELS["retained"].clamp(max=1)),
     )
     assert "shadow models" not in attack_scores(few, TRAINED, RETRAINED), "no shadow answered for class 2"
+
+
+def test_a_model_counts_neither_among_its_references_nor_in_the_noise_that_is_shown():
+    same = [model(seed) for seed in (20, 21, 22)]
+    found = EXAM.judgement(same[0], TRAINED, RETRAINED, same)
+    shown = {own.measure.name: own.same_init for own in found.findings}
+    assert shown["forget_loss"] == pytest.approx(stdev(own.alone["forget_loss"] for own in same[1:]))
+    assert EXAM.judgement(RETRAINED[0], TRAINED, RETRAINED) == EXAM.judgement(RETRAINED[0], TRAINED, RETRAINED[1:])
 
 
 class TestPanel:
