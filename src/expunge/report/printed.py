@@ -69,11 +69,11 @@ PRINTED: dict[str, dict[str, Values]] = {
     },
     "components": {
         "one client": {
-            "full": _component(0.7118, 1.409, 0.500),
-            "without causal weighting": _component(0.7151, 1.406, 0.492),
-            "without adaptive scaling": _component(0.7099, 1.413, 0.496),
-            "without influence decay": _component(0.7159, 1.406, 0.492),
-            "uniform influence": _component(0.7160, 1.406, 0.490),
+            "as printed: full": _component(0.7118, 1.409, 0.500),
+            "as printed: without causal weighting": _component(0.7151, 1.406, 0.492),
+            "as printed: without adaptive scaling": _component(0.7099, 1.413, 0.496),
+            "as printed: without influence decay": _component(0.7159, 1.406, 0.492),
+            "as printed: uniform influence": _component(0.7160, 1.406, 0.490),
         }
     },
     "damping": {
