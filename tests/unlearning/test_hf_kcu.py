@@ -10,7 +10,7 @@ from torch import nn
 from expunge.auditing.functional import mean_loss, predict
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.errors import ModelError, RequestError
+from expunge.errors import ModelError, NumericalError, RequestError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
@@ -81,6 +81,14 @@ def test_the_printed_update_by_hand_with_two_owners():
         scale = min(1.0, float(0.01 * theta.norm() / raw.norm()))
         expected -= counts[name] / sum(counts.values()) * alpha * scale * raw
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weights", ["gradient-norm", "none"])
+def test_a_printed_step_that_is_no_number_is_not_taken(weights):
+    federation, state = trained_ridge()
+    options = dataclasses.replace(PAPER, influence_decay=False, damping=0.0, beta=None, causal_weights=weights)
+    with pytest.raises(NumericalError, match="NaN or infinite"):
+        forgotten(federation.engine(), state, Request.of("client-1"), options)
 
 
 def test_causal_weights_of_both_kinds():

@@ -31,6 +31,7 @@ from expunge.unlearning.preparation import (
     forgotten_memory,
     memory_warnings,
     prepared,
+    require_finite,
     require_reachable,
     require_single_replies,
 )
@@ -99,6 +100,7 @@ def hf_kcu_paper(engine: Engine, state: ServerState, request: Request, options: 
             step, record = _same_for_all(engine, model, parties, stay, options)
         else:
             step, record = _weighted_by_cause(engine, model, parties, options)
+        require_finite(step)
         moved = stay.statistics(model.moved(model.parameters - step))  # lines 23 and 24
         memory = forgotten_memory(state, parties)
         moved, records = repaired(stay, Moved(model, moved, memory), repairs)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from expunge.errors import RequestError
+import torch
+from torch import Tensor
+
+from expunge.errors import NumericalError, RequestError
 from expunge.federation.engines.engine import Engine
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
@@ -59,6 +62,12 @@ def require_single_replies(engine: Engine, state: ServerState, *, asks_for_them:
             "Where only sums of the clients' replies are seen there is no recovery, no printed update and no model "
             "with batch norm: their replies are not sums."
         )
+
+
+def require_finite(step: Tensor) -> None:
+    """A step with a NaN or an infinite value is not taken."""
+    if not bool(torch.isfinite(step).all()):
+        raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
 
 
 def forgotten_memory(state: ServerState, parties: Parties) -> Memory | None:

@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from expunge.core.vectors import Snapshot
-from expunge.errors import NumericalError
 from expunge.federation.engines.engine import Cost
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.lengths import Trial, longest_safe
+from expunge.unlearning.preparation import require_finite
 from expunge.unlearning.registry import Outcome
 from expunge.unlearning.repair import Moved, Repair, repaired
 from expunge.unlearning.retained import Retained
@@ -102,8 +101,7 @@ def take(
         following: what follows, where this is the last step.
     """
     for step in steps.values():
-        if not bool(torch.isfinite(step).all()):
-            raise NumericalError("The step has a NaN or infinite value: the model is left as it was.")
+        require_finite(step)
     if tau is None:
         name, step = next(iter(steps.items()))
         whole = Trial(1.0, stay.statistics(model.moved(model.parameters - step)), {})
