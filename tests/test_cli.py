@@ -182,6 +182,22 @@ class TestEndToEnd:
         assert said in err
         assert said in expunge("show", run)[2]
 
+    def test_a_weaker_method_is_told_in_json_and_retrace_names_the_missing_file(self, run, expunge):
+        file = run / "state-1" / "memory.safetensors"
+        file.unlink()
+        code, out, err = expunge("forget", run, "--client", "client-1", "--json")
+        told = json.loads(out)
+        assert (code, told["method"]) == (0, "hf-kcu")
+        assert [warning for warning in told["warnings"] if str(file) in warning]
+        assert "There are no vectors here, so hf-kcu ran" in told["warnings"][0]
+        assert all(f"note: {warning}" in err for warning in told["warnings"])
+        refused(expunge("forget", run, "--client", "client-1", "--method", "retrace"), f"{file} is missing")
+
+    def test_what_was_tried_is_for_its_owner_only(self, run, expunge):
+        assert expunge("forget", run, "--client", "client-1", "--method", "do-nothing")[0] == 0
+        for place in (run, run / "state-1", run / "without-client-1", run / "without-client-1" / "do-nothing"):
+            assert place.stat().st_mode & 0o777 == 0o700, place
+
     def test_a_control_may_be_forced(self, run, expunge):
         assert expunge("forget", run, "--client", "client-0", "--method", "do-nothing", "--erase", "--force")[0] == 0
         told = json.loads((run / "run.json").read_text())
@@ -255,6 +271,7 @@ BAD_REQUESTS = {
     "a client and its samples": (as_it_was, ["--client", "client-0", "--samples", "client-0:1"], "choose one"),
     "everybody": (as_it_was, ["--client", "client-0", "--client", "client-1", "--client", "client-2"], "every client"),
     "erase samples": (as_it_was, ["--samples", "client-0:1", "--erase"], "whole clients"),
+    "force without erase": (as_it_was, ["--client", "client-0", "--force"], "--force goes with --erase"),
     "erase by a control": (
         as_it_was,
         ["--client", "client-0", "--method", "do-nothing", "--erase"],

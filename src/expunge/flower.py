@@ -55,6 +55,7 @@ def forget(
     l2: float = 0.0,
     deadline: float = 900.0,
     dry_run: bool = False,
+    force: bool = False,
     **options: Any,
 ) -> Outcome | DryRun:
     """Take sites (or samples inside sites) out of the model that a ``Recorder`` keeps.
@@ -75,11 +76,17 @@ def forget(
         l2: of the validation data's loss.
         deadline: seconds that one message round may take.
         dry_run: only say what would be done, by which method, and what it would cost at most; no site is asked to work.
+        force: even by a method whose model is known to remember (``do-nothing``, ``hf-kcu-paper``).
         options: any option of that method, such as ``curvature_samples=500`` or ``recovery=True``.
 
     Returns:
         What was done; ``outcome.write_to(model)`` puts the new weights into a model. Or the dry run.
     """
+    if not registered(method).forgets and not force:
+        raise RequestError(
+            f"The model that {method} leaves remembers, and the vectors of those who leave would be deleted: "
+            "use a method that forgets, or force=True."
+        )
     own, request = StateStore(store), Request.of(sites, samples)
     asked = _described(request, method, options, _digest(validation, loss, l2))
     with own.alone():

@@ -164,7 +164,7 @@ def forget(
     learning_rate: float | None = None,
     local_steps: float | None = None,
     rounds: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     validation: Data | None = None,
     method: str = AUTO,
     progress: bool = True,
@@ -185,7 +185,7 @@ def forget(
         learning_rate: of the clients' SGD in the training.
         local_steps: SGD steps that a client made in one round, on average.
         rounds: of the training; by default as many as the memory recorded.
-        batch_size: of the training, for a recovery round or a short one after a long step.
+        batch_size: of the training, for a recovery round or a short one after a long step; 64 where it is not given.
         validation: samples of your own: how long a step may be is then decided on them, not on the clients' word.
         method: its name; ``auto`` is retrace where the memory has a vector of everybody who leaves, else hf-kcu.
         progress: show a bar while it works, on a terminal.
@@ -203,8 +203,11 @@ def forget(
         ('hf-kcu', True)
     """
     trained_with = as_loss(loss, l2)
+    if learning_rate is None and local_steps is None:
+        _refuse_alone(rounds=rounds, batch_size=batch_size)
     rounds = rounds or (memory.rounds if memory is not None else None)
-    state = ServerState(Snapshot.of(model), _schedule(learning_rate, local_steps, rounds, batch_size), memory)
+    schedule = _schedule(learning_rate, local_steps, rounds, 64 if batch_size is None else batch_size)
+    state = ServerState(Snapshot.of(model), schedule, memory)
     engine, request = LocalEngine(model, trained_with, clients, validation=validation), Request.of(leaving, samples)
     request.parties(engine.clients(), memory.clients if memory is not None else ())  # a bad request is told first
     choice = choose(state, request, method, options)
@@ -216,6 +219,15 @@ def forget(
         if bars is not None:
             watch_rounds(engine, choice.method.options, bars)
         return choice.run(engine, state, request)
+
+
+def _refuse_alone(**given: int | None) -> None:
+    """What would be ignored without the rest of the training's schedule is refused."""
+    for name, value in given.items():
+        if value is not None:
+            raise RequestError(
+                f"The training's {name} alone changes nothing: give its learning_rate and local_steps too."
+            )
 
 
 def _schedule(

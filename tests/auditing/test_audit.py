@@ -288,7 +288,8 @@ class TestRefused:
         self.refused(
             RequestError, r"retrained\[5\] and retrained\[1\]", world, retrained=[*world.retrained, world.retrained[1]]
         )
-        self.refused(RequestError, "a list of models", world, retrained=world.retrained[0])
+        for wrong in (world.retrained[0], None, iter(world.retrained), "retrained"):
+            self.refused(RequestError, "a list of models", world, retrained=wrong)
         self.refused(RequestError, "after is a Tensor", world, after=torch.zeros(3))
         self.refused(ModelError, "as after does not fit", world, after={"weight": torch.zeros(3)})
         self.refused(RequestError, "Give the trained model itself", world, before={"weight": torch.zeros(3)})
@@ -325,6 +326,8 @@ class TestRefused:
         }
         for match, wrong in cases.items():
             self.refused(DataError, match, world, forgotten=wrong, triggered=None)
+        for what in ("unseen", "retained"):
+            self.refused(DataError, f"The {what} samples are the forgotten ones", world, **{what: world.forgotten})
         one = labels[0]
         alike, others = (tuple(part[own] for part in (inputs, labels)) for own in (labels == one, labels != one))
         assert min(len(alike[1]), len(others[1])) > 0

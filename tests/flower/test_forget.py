@@ -268,9 +268,21 @@ REFUSED = {
     ),
     "an option that is no plain value": (
         lambda: grid(),
-        {"seed": torch.zeros(1)},
+        {"method": "retrain", "start": torch.zeros(1)},
         RequestError,
         "Options must be plain values",
+    ),
+    "a method that remembers": (
+        lambda: grid(),
+        {"method": "do-nothing"},
+        RequestError,
+        "The model that do-nothing leaves remembers",
+    ),
+    "the printed update": (
+        lambda: grid(),
+        {"method": "hf-kcu-paper+recovery"},
+        RequestError,
+        "use a method that forgets, or force=True.",
     ),
     "too few online": (
         lambda: grid(["hospital-1", "hospital-4"]),
@@ -290,6 +302,14 @@ def test_what_cannot_be_done_is_told_in_one_line_and_changes_nothing(store, case
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
     assert files(store) == before
+
+
+def test_a_control_may_be_forced(store):
+    before = StateStore(store).load(Net()).model.digest
+    outcome = forget(grid(), ATTACKER, store=store, model=Net(), method="do-nothing", force=True)
+    assert outcome.succeeded
+    assert StateStore(store).book.departed == (ATTACKER,)
+    assert StateStore(store).load(Net()).model.digest == before
 
 
 def spoiled_hello(on, **facts):

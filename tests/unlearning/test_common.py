@@ -249,7 +249,7 @@ def test_the_filter_of_the_rounds_needs_a_schedule_from_the_start():
     _, _, engine, state = federation(linear)
     found = methods()["retrace-krylov"]
     bare = ServerState(state.model, None, state.memory)
-    options = dataclasses.replace(found.options, filter="rounds", damping=0.1)
+    options = dataclasses.replace(found.options, filter="rounds")
     with pytest.raises(RequestError, match="filter of the rounds"):
         found.function(engine, bare, WHOLE, options)
     assert engine.cost.rounds == 0

@@ -154,6 +154,7 @@ def test_it_changes_the_outcome(name, option):
     away = {"__away": True} if option == "missing" else {}
     before, after = ran(name, {**base, **away}, request), ran(name, {**base, **CASES[name][option]}, request)
     assert before != after
+    assert isinstance(before, str) == (option == "missing"), before
     if option != "missing":
         assert not isinstance(after, str), after
 
@@ -178,6 +179,8 @@ def test_it_changes_the_outcome(name, option):
         (RetraceKrylovOptions, {"filter": "blend", "tolerance": 0.1}, "tolerance would change nothing"),
         (RetraceKrylovOptions, {"filter": "none", "iterations": 3}, "iterations would change nothing"),
         (RetraceKrylovOptions, {"filter": "none", "damping": 0.1}, "damping would change nothing"),
+        (RetraceKrylovOptions, {"filter": "rounds", "damping": 0.1}, "damping would change nothing"),
+        (RetraceOptions, {"filter": "rounds", "damping": 0.1}, "damping would change nothing"),
     ],
 )
 def test_where_it_cannot_it_is_refused(options, changes, said):
@@ -205,6 +208,9 @@ def test_where_it_cannot_it_is_refused(options, changes, said):
         (RetraceOptions, {"min_logit_scale": 0.0}, "min_logit_scale lies above 0"),
         (RetraceOptions, {"long_step_ratio": math.nan}, "long_step_ratio must be at least 0"),
         (RetraceOptions, {"lengths": ()}, "lengths takes one or more numbers"),
+        (RetraceOptions, {"lengths": 0.5}, "lengths takes one or more numbers"),
+        (RetraceOptions, {"seed": "x"}, "seed must be a whole number"),
+        (HfKcuOptions, {"seed": 1.5}, "seed must be a whole number"),
         (RetraceOptions, {"round_lengths": (0.0, math.inf)}, "round_lengths takes one or more numbers"),
         (RetraceKrylovOptions, {"filter": "auto"}, "filter can be damped, rounds, blend, none"),
     ],

@@ -32,6 +32,15 @@ class TestRequest:
         with pytest.raises(RequestError, match="Samples are named by"):
             Request.of(samples={"ada": indices})
 
+    @pytest.mark.parametrize("samples", ["auto", 10_000, [1, 2]])
+    def test_what_is_not_by_client_is_refused_and_curvature_samples_are_named(self, samples):
+        with pytest.raises(RequestError, match=r"given by client.* curvature_samples"):
+            Request.of("ada", samples=samples)
+
+    def test_indices_are_a_list(self):
+        with pytest.raises(RequestError, match="client 'ada' are given as a list of whole numbers"):
+            Request.of(samples={"ada": 3})
+
     def test_nothing_to_forget_is_refused(self):
         with pytest.raises(RequestError, match="nothing to forget"):
             Request.of()

@@ -83,7 +83,7 @@ def audit(
         raise RequestError("l2 belongs to the retained loss: give the retained samples, or leave it out.")
     if not isinstance(before, nn.Module):
         raise RequestError("Give the trained model itself as before: others may be state dicts for its architecture.")
-    if isinstance(retrained, nn.Module | Mapping | Outcome):
+    if not isinstance(retrained, list | tuple):
         raise RequestError("retrained is a list of models: several show how much retraining varies.")
     names = ["before", "after", *(f"retrained[{number}]" for number in range(len(retrained)))]
     models = {
@@ -124,6 +124,9 @@ def _exam(
     device = next(models["before"].parameters()).device
     sources = {"forgotten": forgotten, "unseen": unseen} | ({} if retained is None else {"retained": retained})
     sets = {what: read_samples(source, what, device) for what, source in sources.items()}
+    for what, (inputs, _) in sets.items():
+        if what != "forgotten" and torch.equal(inputs, sets["forgotten"][0]):
+            raise DataError(f"The {what} samples are the forgotten ones: give others.")
     tried = {what: inputs[:TRIED] for what, (inputs, _) in sets.items()}
     if triggers:
         tried["stamped"] = triggers[0].stamp(tried["unseen"])

@@ -138,6 +138,7 @@ class RunFolder:
                 save_state(outcome.state, federation.model, folder)
                 (folder / "outcome.json").write_text(record)
 
+            parent.mkdir(mode=0o700, exist_ok=True)
             for derived in (file for pattern in DERIVED for file in parent.glob(pattern)):
                 derived.unlink()
             appear(target, fill)

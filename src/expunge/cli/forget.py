@@ -86,6 +86,8 @@ def forget(
     request = Request.of(client or (), sample_indices(samples or []))
     if erase and request.samples:
         raise RequestError("--erase works for whole clients: samples must be deleted from the client's own data.")
+    if force and not erase:
+        raise RequestError("--force goes with --erase: without it nothing is deleted.")
     chosen = registered(method)
     if erase and not chosen.forgets and not force:
         raise RequestError(
@@ -126,11 +128,8 @@ def _tell(outcome: Outcome, kept: Path, run: Path, erased: bool, as_json: bool) 
         raise RequestError("The request failed: the safety belt held, and nothing was changed.")
     cost = outcome.cost
     if as_json:
-        print(
-            json.dumps(
-                {"folder": str(kept), "method": outcome.method, "cost": cost.as_dict(), "details": outcome.details}
-            )
-        )
+        told = {"method": outcome.method, "cost": cost.as_dict(), "warnings": outcome.warnings}
+        print(json.dumps({"folder": str(kept), **told, "details": outcome.details}))
     tell(
         f"{outcome.method}: {cost.seconds:.1f} s, {cost.sample_gradients:,.0f} sample-gradients, {cost.rounds} rounds."
     )

@@ -35,7 +35,7 @@ def resolved(chosen: Method, state: ServerState, request: Request) -> tuple[Meth
     never = [name for name in request.clients if name not in remembered]
     given = {part.name: getattr(chosen.options, part.name) for part in fields(StepOptions)}
     if state.memory is None:
-        reason = "No vectors were kept while training"
+        reason = "There are no vectors here" if state.lost else "No vectors were kept while training"
     elif request.samples:
         reason = "Samples whose client stays have no vector of their own"
     elif never:

@@ -20,7 +20,7 @@ from expunge.federation.training.plan import Schedule
 Filter = Callable[[Tensor], Tensor]
 
 
-def damped(damping: float) -> Filter:
+def damped(damping: float | None) -> Filter:
     """``lambda / (e + lambda)``.
 
     Example:
@@ -28,20 +28,19 @@ def damped(damping: float) -> Filter:
         >>> damped(0.5)(torch.tensor([0.0, 0.5]))
         tensor([1.0000, 0.5000])
     """
-    if damping == 0:
+    if not damping:
         raise RequestError("Without damping there is no filter: give a damping above 0.")
     return lambda curvature: damping / (curvature + damping)
 
 
-def filter_named(kind: str, damping: float, schedule: Schedule | None) -> Filter:
-    """The filter of that name: ``damped``, ``rounds`` or ``blend``."""
-    gentle = damped(damping)
+def filter_named(kind: str, damping: float | None, schedule: Schedule | None) -> Filter:
+    """The filter of that name: ``damped``, ``rounds`` (which has no damping) or ``blend``."""
     if kind == "damped":
-        return gentle
+        return damped(damping)
     if schedule is None:
         raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
     survival = schedule.survival
     if kind == "rounds":
         return survival
-    gentler = damped(5.0 * damping)
+    gentler = damped(5.0 * (damping or 0.0))
     return lambda curvature: (survival(curvature) + gentler(curvature)) / 2

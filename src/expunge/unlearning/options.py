@@ -43,6 +43,8 @@ class StepOptions:
     def __post_init__(self) -> None:
         require_choice(self, "missing", Missing)
         require_number(self, "damping", "tau")
+        if not isinstance(self.seed, int):
+            raise RequestError(f"The option seed must be a whole number, not {self.seed!r}.")
         if self.curvature_samples not in (None, "auto"):
             require_whole(self, "curvature_samples")
         require_lengths(self, "lengths")
@@ -95,7 +97,8 @@ def require_lengths(options: object, *names: str) -> None:
     """These options are tuples of finite lengths, at least one."""
     for name in names:
         value = getattr(options, name)
-        if not value or not all(isinstance(length, int | float) and math.isfinite(length) for length in value):
+        numbers = value if isinstance(value, tuple) else ()
+        if not numbers or not all(isinstance(length, int | float) and math.isfinite(length) for length in numbers):
             raise RequestError(f"The option {name} takes one or more numbers, not {value!r}.")
 
 

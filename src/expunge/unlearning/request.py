@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import SupportsIndex
@@ -28,8 +28,13 @@ class Request:
     @classmethod
     def of(cls, clients: str | Sequence[str] = (), samples: Mapping[str, Sequence[int]] | None = None) -> Request:
         """A request from one name or several, and sample indices by client."""
-        names = (clients,) if isinstance(clients, str) else tuple(dict.fromkeys(clients))
-        chosen = {name: tuple(sorted({_index(i) for i in indices})) for name, indices in (samples or {}).items()}
+        names = (clients,) if isinstance(clients, str) else tuple(dict.fromkeys(() if clients is None else clients))
+        if not isinstance(samples, Mapping | None):
+            raise RequestError(
+                f"Samples to forget are given by client, as {{'ada': [0, 5]}}, not as {samples!r}: "
+                "how many retained ones the curvature uses is curvature_samples."
+            )
+        chosen = {name: _indices(name, numbers) for name, numbers in (samples or {}).items()}
         if not names and not chosen:
             raise RequestError("The request names nothing to forget: give a client or some samples.")
         for name, indices in chosen.items():
@@ -99,6 +104,13 @@ class Parties:
     def mass(self) -> float:
         """w_u: the share of all samples that is to be forgotten."""
         return sum(self.forgotten_counts.values()) / sum(self.counts.values())
+
+
+def _indices(name: str, numbers: Iterable[int]) -> Indices:
+    """In order, each once."""
+    if not isinstance(numbers, Iterable):
+        raise RequestError(f"Samples of client {name!r} are given as a list of whole numbers, not as {numbers!r}.")
+    return tuple(sorted({_index(number) for number in numbers}))
 
 
 def _index(value: SupportsIndex) -> int:

@@ -94,6 +94,8 @@ class RetraceOptions(StepOptions):
             raise RequestError(f"The option long_step_ratio must be at least 0, not {self.long_step_ratio}.")
         if not 0 < self.min_logit_scale <= 1:
             raise RequestError(f"The option min_logit_scale lies above 0 and is at most 1, not {self.min_logit_scale}.")
+        if self.filter == "rounds":
+            refuse_idle(self, ("damping",), "the filter of the rounds has none")
         if not self.may_correct:
             reason = "nothing is corrected without a correction, without tau, or beside a recovery"
             refuse_idle(self, ("correction_lengths", "long_step_ratio", "round_lengths"), reason)
@@ -148,6 +150,8 @@ class RetraceKrylovOptions(StepOptions):
         require_number(self, "tolerance")
         if self.filter != "damped":
             refuse_idle(self, ("tolerance", "preconditioner_rank"), "only the damped filter is a linear system")
+        if self.filter == "rounds":
+            refuse_idle(self, ("damping",), "the filter of the rounds has none")
         if self.filter == "none":
             refuse_idle(self, ("iterations", "damping"), "the pull is not filtered")
 
@@ -201,7 +205,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         request: which clients are to be forgotten.
         options: filter, trust region, what follows.
     """
-    ready, damping, schedule = _ready(engine, state, request, options), options.damping_of(state), state.schedule
+    ready, schedule = _ready(engine, state, request, options), state.schedule
+    damping = options.damping_of(state) if options.filter != "rounds" else None
     sharper = ("blend",) if schedule is not None else ()  # which needs to know the rounds
     kinds = (*sharper, "damped") if options.filter == "auto" else (options.filter,)
     filters = {kind: filter_named(kind, damping, schedule) for kind in kinds}
@@ -222,12 +227,12 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     Args: as those of ``retrace``.
     """
     ready = _ready(engine, state, request, options)
-    damping = options.damping_of(state) if options.filter != "none" else None
-    if damping is not None and options.filter != "damped":
+    damping = options.damping_of(state) if options.filter in ("damped", "blend") else None
+    if options.filter in ("rounds", "blend"):
         filter_named(options.filter, damping, state.schedule)  # refused early
     with measured(engine) as cost:
         step, solves = ready.pull, dict[str, Any]()
-        if damping is not None:
+        if options.filter != "none":
             step, solves = _by_krylov(ready.stay, state, ready.pull, damping, options)
         following = ready.following(
             lambda _: ready.recovery, may_cost_more=bool(ready.recovery) and options.filter != "none"
@@ -254,7 +259,9 @@ def _ready(engine: Engine, state: ServerState, request: Request, options: StepOp
     if parties.partly:
         raise RequestError("Retrace forgets whole clients only: use hf-kcu for samples.")
     if state.memory is None:
-        raise RequestError("No vectors were kept while training, so retrace has nothing to take back: use hf-kcu.")
+        reason = "There are no vectors here" if state.lost else "No vectors were kept while training"
+        told = (f"{reason}, so retrace has nothing to take back: use hf-kcu.", *state.lost)
+        raise RequestError(" ".join(told))
     if state.memory.size not in (None, state.model.parameters.numel()):
         raise RequestError("The memory was recorded with another model: its vectors have another length.")
     recovery = options.recovery
@@ -284,11 +291,11 @@ def _corrections(
 
 
 def _by_krylov(
-    stay: Retained, state: ServerState, pull: Tensor, damping: float, options: RetraceKrylovOptions
+    stay: Retained, state: ServerState, pull: Tensor, damping: float | None, options: RetraceKrylovOptions
 ) -> tuple[Tensor, dict[str, Any]]:
     """``f(G) A`` through products: the damped filter by conjugate gradient, any other by Lanczos."""
     product = stay.product(state.model)
-    if options.filter != "damped":
+    if damping is None or options.filter != "damped":
         return lanczos(product, pull, options.iterations).apply(
             filter_named(options.filter, damping, state.schedule)
         ), {}

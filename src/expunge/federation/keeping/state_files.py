@@ -60,7 +60,7 @@ def load_state(model: nn.Module, folder: Path, schedule: Schedule | None, kept: 
     memory = Memory.load(folder / _VECTORS) if (folder / _VECTORS).exists() else None
     history = History.load(folder / _UPDATES) if (folder / _UPDATES).exists() else None
     lost = tuple(
-        f"{folder / file} is missing, though {what} were kept: this goes on without them, so put it back if you can."
+        f"{folder / file} is missing, though {what} were kept: put it back if you can."
         for what, file, part in (("vectors", _VECTORS, memory), ("updates", _UPDATES, history))
         if what in kept and part is None
     )
