@@ -288,6 +288,24 @@ class TestRefusals:
             with pytest.raises(DataError, match=f"{kept / 'outcome.json'} cannot be read"):
                 look()
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"details": [1]},
+            {"details": {"steps": [{"solves": [1]}]}},
+            {"details": {"steps": [{"solves": {"server": {"residual_norms": "x"}}}]}},
+            {"warnings": "mind"},
+            {"method": None},
+            {"cost": {"seconds": "long"}},
+        ],
+    )
+    def test_an_outcome_that_an_audit_could_not_read(self, run, federation, state, change):
+        kept = run.save(LEAVING, method("fine-tuning")(federation.engine(), state, LEAVING), federation)
+        record = json.loads((kept / "outcome.json").read_text())
+        (kept / "outcome.json").write_text(json.dumps({**record, **change}))
+        with pytest.raises(DataError, match=f"{kept / 'outcome.json'} cannot be read"):
+            run.tried("without-client-1", federation)
+
     def test_another_version(self, run):
         content = json.loads((run.path / "run.json").read_text())
         for version in (1, 3, None, "2"):

@@ -21,12 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expunge.auditing.evidence import solver_evidence
 from expunge.bench.run_book import RunBook, outcome_record
 from expunge.bench.scenario import Federation, Scenario
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
 from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.book import list_of
 from expunge.federation.keeping.checkpoint import load_snapshot
 from expunge.federation.keeping.durable import DurableFolder, require_new
 from expunge.federation.keeping.files import STAGING, appear, read_json, remove, tidy
@@ -182,10 +184,8 @@ class RunFolder:
         found = []
         for file in _outcomes(self.path / name):
             with _understood(file):
-                record = read_json(file)
                 model = load_snapshot(federation.model, file.parent / "model.safetensors")
-                parts = Cost(**record["cost"]), record["details"], tuple(record["warnings"])
-                found.append(Tried(record["method"], model, *parts))
+                found.append(_tried(read_json(file), model))
         return found
 
     def _record(self, request: Request, outcome: Outcome, federation: Federation) -> dict[str, Any]:
@@ -232,11 +232,21 @@ def _outcomes(tries: Path) -> list[Path]:
     return sorted(file for file in tries.glob("*/outcome.json") if not file.parent.name.startswith(STAGING))
 
 
+def _tried(record: dict[str, Any], model: Snapshot) -> Tried:
+    """What a record says of a try; a TypeError or the like where it is none of ours."""
+    cost, details, warnings = Cost(**record["cost"]), record["details"], tuple(list_of(str, record["warnings"]))
+    numbers = all(isinstance(value, int | float) for value in vars(cost).values())
+    if not numbers or not isinstance(record["method"], str) or not isinstance(details, dict):
+        raise TypeError("these are no entries of a record")
+    solver_evidence(details)  # an audit reads them
+    return Tried(record["method"], model, cost, details, warnings)
+
+
 @contextmanager
 def _understood(file: Path) -> Iterator[None]:
     try:
         yield
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+    except (KeyError, TypeError, AttributeError, ValueError, RequestError) as problem:
         raise DataError(f"{file} cannot be read: it is damaged or not ours.") from problem
 
 
