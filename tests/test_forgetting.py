@@ -367,6 +367,24 @@ class TestDryRun:
         assert 0 < cost.bytes_up <= planned.estimate.bytes_up <= 12 * cost.bytes_up
         assert planned.seconds > 0
 
+    def test_retraining_is_every_round_of_everybody_who_stays(self):
+        model, memory = trained()
+        call = {"memory": memory, "method": "retrain", "start": Snapshot.of(mlp(seed=4)), "plan": PLAN}
+        planned, cost = forget(model, DATA, "ada", dry_run=True, **call), forget(model, DATA, "ada", **call).cost
+        assert cost.rounds == planned.estimate.messages == PLAN.rounds
+        assert cost.sample_gradients == planned.estimate.sample_gradients
+        assert cost.bytes_down <= planned.estimate.bytes_down <= 3 * cost.bytes_down
+        assert cost.bytes_up <= planned.estimate.bytes_up <= 3 * cost.bytes_up
+        for dry_run in (False, True):
+            with pytest.raises(RequestError, match="needs a start model and a training plan"):
+                forget(model, DATA, "ada", memory=memory, method="retrain", dry_run=dry_run)
+
+    def test_doing_nothing_asks_nobody(self):
+        model, memory = trained()
+        planned = forget(model, DATA, "ada", memory=memory, method="do-nothing", dry_run=True)
+        assert "would forget ada; it asks nobody" in str(planned)
+        assert (planned.estimate.messages, planned.seconds) == (0, 0.0)
+
     def test_a_bad_request_is_refused_there_too(self):
         model, memory = trained()
         with pytest.raises(RequestError, match="no client 'zoe'"):

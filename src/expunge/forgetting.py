@@ -62,6 +62,8 @@ class DryRun:
     def __str__(self) -> str:
         what = [*self.leaving, *(f"{count} samples of {name}" for name, count in self.samples.items())]
         asked = f"asks {len(self.staying)} clients that stay" + (" and those who leave" if self.asked_owners else "")
+        if self.estimate is not None and not self.estimate.messages:
+            asked = "asks nobody"
         lines = [f"{self.method} would forget {', '.join(what)}; it {asked}."]
         if self.estimate is not None:
             cost = self.estimate

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from expunge.federation.engines.engine import Cost, Engine
 from expunge.federation.keeping.state import ServerState
+from expunge.unlearning.estimate import Estimate, Size
 from expunge.unlearning.preparation import forgotten_memory, memory_warnings, prepared
 from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Request
@@ -29,4 +30,19 @@ def do_nothing(engine: Engine, state: ServerState, request: Request, options: Do
     return Outcome("do-nothing", after, Cost(), warnings=memory_warnings(parties, memory))
 
 
-register(Method("do-nothing", do_nothing, DoNothingOptions(), "a control: the trained model, unchanged", forgets=False))
+def _estimate(options: DoNothingOptions, size: Size) -> Estimate:
+    """Nothing."""
+    del options, size
+    return Estimate(0, 0, 0, 0.0)
+
+
+register(
+    Method(
+        "do-nothing",
+        do_nothing,
+        DoNothingOptions(),
+        "a control: the trained model, unchanged",
+        forgets=False,
+        estimate=_estimate,
+    )
+)

@@ -10,8 +10,11 @@ from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import KEEP_VECTORS, Keep, Progress, train
 from expunge.federation.training.plan import TrainingPlan
+from expunge.unlearning.estimate import Estimate, Size, small_change
 from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.request import Request
+
+INCOMPLETE = "Retraining needs a start model and a training plan in its options."
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,7 @@ class RetrainOptions:
 def retrain(engine: Engine, state: ServerState, request: Request, options: RetrainOptions) -> Outcome:
     """FedAvg from the start on what is left; weights follow from the counts that remain."""
     if options.start is None or options.plan is None:
-        raise RequestError("Retraining needs a start model and a training plan in its options.")
+        raise RequestError(INCOMPLETE)
     remembered = state.memory.clients if state.memory is not None else ()
     parties = request.parties(engine.clients(), remembered)
     with measured(engine) as cost:
@@ -49,4 +52,21 @@ def retrain(engine: Engine, state: ServerState, request: Request, options: Retra
     return Outcome("retrain", trained, cost)
 
 
-register(Method("retrain", retrain, RetrainOptions(), "train again from the start without the forgotten data"))
+def _estimate(options: RetrainOptions, size: Size) -> Estimate:
+    """What it costs at most: every round of everybody who stays."""
+    if options.start is None or options.plan is None:
+        raise RequestError(INCOMPLETE)
+    rounds, epochs = options.plan.rounds, options.plan.epochs
+    each = (rounds * options.start.stored_bytes + small_change(rounds)) * size.clients
+    return Estimate(rounds, each, each, float(rounds * epochs * size.samples))
+
+
+register(
+    Method(
+        "retrain",
+        retrain,
+        RetrainOptions(),
+        "train again from the start without the forgotten data",
+        estimate=_estimate,
+    )
+)
