@@ -12,9 +12,12 @@ from expunge import Memory, Recovery, forget
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
+from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import train
-from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.plan import Schedule, TrainingPlan
+from expunge.forgetting import choose
 from expunge.unlearning.request import Request
 from federation.small import Pairs, clients, digest, digest_of, linear, mlp, norm_net
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
@@ -218,6 +221,7 @@ def nan_data(as_pairs):
         (lambda: forget(mlp(), DATA, "ada"), RequestError, "Give a damping"),
         (lambda: forget(mlp(), DATA, "ada", learning_rate=0.1), RequestError, "local_steps is missing"),
         (lambda: forget(mlp(), DATA, "ada", damping=-1.0), RequestError, "damping"),
+        (lambda: forget(mlp(), DATA, "ada", learning_rate=0.1, local_steps=2, rounds=0), RequestError, "above 0"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, method="hf-kcu", iterations=0), RequestError, "iterations"),
         (
             lambda: forget(mlp(), DATA, "ada", damping=0.1, method="hf-kcu", curvature="fisher"),
@@ -260,12 +264,13 @@ def test_what_the_package_offers():
     assert {"forget", "Memory", "Recovery", "methods"} <= set(expunge.__all__)
 
 
-def test_a_client_that_stays_but_is_away_is_not_left_out_silently():
+@pytest.mark.parametrize(("method", "here"), [("auto", "c"), ("retrace-krylov", "c"), ("hf-kcu", "ac")])
+def test_a_client_that_stays_but_is_away_is_not_left_out_silently(method, here):
     model, memory = trained()
-    there = {name: data for name, data in DATA.items() if name == "cyd"}
+    there = {name: data for name, data in DATA.items() if name[0] in here}
     with pytest.raises(RequestError, match="'bob' stays but cannot be reached"):
-        forget(model, there, "ada", memory=memory, **SCHEDULE)
-    outcome = forget(model, there, "ada", memory=memory, missing="leave-out", **SCHEDULE)
+        forget(model, there, "ada", memory=memory, method=method, **SCHEDULE)
+    outcome = forget(model, there, "ada", memory=memory, method=method, missing="leave-out", **SCHEDULE)
     assert any("bob" in warning for warning in outcome.warnings)
 
 
@@ -286,6 +291,25 @@ def test_a_step_that_was_cut_is_told():
     length = outcome.details["steps"][0]["length"]
     assert length is None or length < 1
     assert outcome.warnings
+
+
+@pytest.mark.parametrize("method", ["retrace", "retrace-krylov", "hf-kcu"])
+def test_however_little_was_cut_it_is_told(method):
+    model, memory = trained()
+    call = {"memory": memory, "method": method, "tau": 10.0, **SCHEDULE}
+    outcome = forget(model, DATA, "ada", lengths=(0.9,), **call)
+    assert outcome.details["steps"][0]["length"] == 0.9
+    assert any("Only 90% of the predicted step" in warning for warning in outcome.warnings)
+    assert not forget(model, DATA, "ada", lengths=(1.0, 0.9), **call).warnings
+
+
+@pytest.mark.parametrize("method", ["hf-kcu", "hf-kcu-paper"])
+def test_what_the_vectors_of_those_who_stay_still_hold_is_told(method):
+    model, memory = trained()
+    call = {"memory": memory, "method": method, **SCHEDULE}
+    outcome = forget(model, DATA, samples={"ada": [0, 1], "bob": [3]}, **call)
+    assert any("vectors kept of ada, bob still hold" in warning for warning in outcome.warnings)
+    assert not any("still hold" in warning for warning in forget(model, DATA, "ada", **call).warnings)
 
 
 def test_numbers_are_no_class_labels_and_a_foreign_memory_is_no_memory():
@@ -341,6 +365,47 @@ class TestWhichMethodRuns:
         assert outcome.method == "retrace"
         assert "recovery" not in outcome.details
 
+    def test_all_samples_of_a_client_are_the_client(self):
+        model, memory = trained()
+        outcome = forget(model, DATA, samples={"ada": range(12)}, memory=memory, **SCHEDULE)
+        whole = forget(model, DATA, "ada", memory=memory, **SCHEDULE)
+        assert outcome.method == "retrace"
+        assert not outcome.warnings
+        assert outcome.state.model.digest == whole.state.model.digest
+
+    def test_one_of_several_that_has_no_vector_is_found_wherever_it_stands(self):
+        model, memory = trained()
+        everyone = {**DATA, "dan": DATA["cyd"]}
+        for leaving in (["ada", "dan"], ["dan", "ada"]):
+            assert forget(model, everyone, leaving, memory=memory, **SCHEDULE).method == "hf-kcu"
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_options_are_handed_on(self, kept):
+        model, memory = trained()
+        call = {"memory": memory if kept else None, "curvature_samples": 6, "seed": 4, "tau": 0.01, **SCHEDULE}
+        name = "retrace" if kept else "hf-kcu"
+        chosen, named = forget(model, DATA, "ada", **call), forget(model, DATA, "ada", method=name, **call)
+        assert (chosen.method, chosen.state.model.digest) == (name, named.state.model.digest)
+
+
+def test_a_client_that_never_took_part_has_nothing_to_take_back():
+    model, memory = trained()
+    nothing = torch.zeros(memory.size).double()
+    memory.record({"dan": nothing, "bob": nothing}, {"dan": 0, "bob": 1})
+    everyone = {**DATA, "dan": DATA["cyd"]}
+    outcome = forget(model, everyone, "dan", memory=memory, method="retrace-krylov", **SCHEDULE)
+    assert outcome.details["steps"][0]["norm"] == 0
+    assert torch.equal(outcome.state.model.parameters, Snapshot.of(model).parameters)
+
+
+@pytest.mark.parametrize("method", ["retrace", "retrace-krylov", "hf-kcu"])
+def test_whole_numbers_are_lengths_too(method):
+    model, memory = trained()
+    outcome = forget(model, DATA, "ada", memory=memory, method=method, lengths=[1], **SCHEDULE)
+    same = forget(model, DATA, "ada", memory=memory, method=method, lengths=(1.0,), **SCHEDULE)
+    assert outcome.succeeded
+    assert outcome.state.model.digest == same.state.model.digest
+
 
 class TestDryRun:
     def test_it_tells_what_would_be_done_and_does_nothing(self):
@@ -384,6 +449,73 @@ class TestDryRun:
         planned = forget(model, DATA, "ada", memory=memory, method="do-nothing", dry_run=True)
         assert "would forget ada; it asks nobody" in str(planned)
         assert (planned.estimate.messages, planned.seconds) == (0, 0.0)
+
+    @pytest.mark.parametrize("build", [mlp, norm_net])
+    @pytest.mark.parametrize(
+        ("method", "more"),
+        [
+            ("retrace", {}),
+            ("retrace", {"recovery": {"lengths": [0]}}),
+            ("retrace", {"correction_lengths": [0], "round_lengths": [0], "long_step_ratio": 0.0}),
+            ("retrace-krylov", {"recovery": {"lengths": [0]}}),
+            ("retrace-krylov", {"preconditioner_rank": 2}),
+            ("hf-kcu", {"recovery": {"lengths": [0]}}),
+            ("hf-kcu", {"steps": 3}),
+            ("hf-kcu", {"steps": 2, "gradient_of": "retained", "influence_decay": False}),
+            ("hf-kcu", {"curvature_of": "everyone", "tau": None}),
+            ("hf-kcu-paper", {"causal_weights": "none"}),
+        ],
+    )
+    def test_at_its_worst_it_is_still_at_most_that(self, method, more, build):
+        """A pull that hurts, no length but the last is safe, and what is repaired is repaired in vain."""
+        model, memory = trained(build)
+        torch.manual_seed(0)
+        away = {name: torch.randn(memory.size).double() for name in ("ada", "bob")}
+        memory.record(away, {"ada": 1, "bob": 1})
+        call = {"memory": memory, "method": method, **SCHEDULE, **more}
+        if method != "hf-kcu-paper" and "tau" not in more:
+            whole = forget(model, DATA, "ada", **call | {"tau": 1e6})
+            rise = whole.details["steps"][0]["retained_rise"]
+            call |= {"tau": abs(rise) / 2.9, "lengths": (1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 1e-6)}
+        planned = forget(model, DATA, "ada", dry_run=True, **call)
+        cost = forget(model, DATA, "ada", **call).cost
+        assert cost.rounds <= planned.estimate.messages
+        assert cost.sample_gradients <= planned.estimate.sample_gradients
+        assert cost.bytes_down <= planned.estimate.bytes_down
+        assert cost.bytes_up <= planned.estimate.bytes_up
+
+    def test_every_client_draws_one_and_the_servers_samples_count(self):
+        model, _ = trained()
+        many = {f"client-{number}": (inputs, labels) for number in range(9) for inputs, labels in [DATA["ada"]]}
+        big = tuple(part.repeat(50, *[1] * (part.dim() - 1)) for part in DATA["bob"])
+        for more in ({"curvature_samples": 1}, {"curvature_samples": 1, "validation": big}):
+            call = {"method": "hf-kcu", **SCHEDULE, **more}
+            planned = forget(model, many, "client-0", dry_run=True, **call)
+            cost = forget(model, many, "client-0", **call).cost
+            assert cost.sample_gradients <= planned.estimate.sample_gradients
+
+    def test_nobodys_account_is_charged_and_the_reason_is_told(self):
+        model, _ = trained()
+        engine, request = LocalEngine(model, CrossEntropy(), DATA), Request.of("ada")
+        state = ServerState(Snapshot.of(model), Schedule(0.2, 6, 3, 4))
+        planned = choose(state, request.parties(engine.clients())).dry_run(engine, state, request)
+        assert engine.cost == Cost()
+        assert planned.method == "hf-kcu"
+        assert any("No vectors were kept" in warning for warning in planned.warnings)
+        assert "No vectors were kept" in str(planned)
+
+    @pytest.mark.parametrize(
+        ("call", "said"),
+        [
+            ({"method": "retrace", **SCHEDULE}, "No vectors were kept"),
+            ({"method": "hf-kcu"}, "Give a damping"),
+            ({"method": "hf-kcu", "damping": 0.1, "recovery": True}, "learning rate"),
+        ],
+    )
+    def test_what_the_run_would_refuse_is_refused(self, call, said):
+        for dry_run in (True, False):
+            with pytest.raises(RequestError, match=said):
+                forget(mlp(), DATA, "ada", dry_run=dry_run, **call)
 
     def test_a_bad_request_is_refused_there_too(self):
         model, memory = trained()

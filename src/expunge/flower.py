@@ -151,7 +151,7 @@ class _Work:
         self._request, self._state = Request.of(asked["clients"], asked["samples"]), store.load(model)
         remembered = self._state.memory.clients if self._state.memory is not None else ()
         self._parties = self._request.parties(store.book.counts, remembered)  # who trained; it need not be online
-        self._choice = choose(self._state, self._request, asked["method"], asked["options"])
+        self._choice = choose(self._state, self._parties, asked["method"], asked["options"])
         needed = [name for name in remembered if self._choice.method.asks_owners or name not in self._parties.leaving]
         engine = FlowerEngine(
             grid,

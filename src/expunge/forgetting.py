@@ -26,6 +26,7 @@ from expunge.unlearning.auto import resolved
 from expunge.unlearning.estimate import Estimate, Size
 from expunge.unlearning.registry import AUTO, Method, Outcome
 from expunge.unlearning.registry import method as registered
+from expunge.unlearning.rehearsal import require_possible
 from expunge.unlearning.request import Parties, Request
 
 Data = tuple[Tensor, Tensor] | MapStyleDataset
@@ -33,7 +34,7 @@ Data = tuple[Tensor, Tensor] | MapStyleDataset
 
 @dataclass(frozen=True)
 class DryRun:
-    """What would be done, and about what it would cost at most; nothing was changed and nobody was asked.
+    """What would be done, and about what it would cost at most; nothing was changed.
 
     Attributes:
         method: that would run.
@@ -100,12 +101,14 @@ class Choice:
         return replace(outcome, warnings=(*self.warnings, *outcome.warnings))
 
     def dry_run(self, engine: Engine, state: ServerState, request: Request) -> DryRun:
-        """What ``run`` would do; nobody is asked but, in this process, one client for a few gradients to time."""
+        """What ``run`` would do, or its refusal; in this process one client is asked for a few gradients to time."""
+        require_possible(self.method, engine, state, request)
         remembered = state.memory.clients if state.memory is not None else ()
         parties = request.parties(engine.clients(), remembered)
         estimate = None
         if self.method.estimate is not None:
-            estimate = self.method.estimate(self.method.options, Size.of(state, parties))
+            own = len(engine.validation.data) if engine.validation is not None else 0
+            estimate = self.method.estimate(self.method.options, Size.of(state, parties, own))
         return DryRun(
             self.method.label,
             parties.leaving,
@@ -119,17 +122,17 @@ class Choice:
 
 
 def choose(
-    state: ServerState, request: Request, method: str = AUTO, options: Mapping[str, Any] | None = None
+    state: ServerState, parties: Parties, method: str = AUTO, options: Mapping[str, Any] | None = None
 ) -> Choice:
     """The method of that name with these options; ``auto`` is settled by what was kept while training.
 
     Args:
         state: the trained model, and what was kept.
-        request: what is to be forgotten.
+        parties: who leaves, and who stays.
         method: any of ``expunge methods``.
         options: of that method; plain values will do.
     """
-    return Choice(*resolved(registered(method).configured(options or {}), state, request))
+    return Choice(*resolved(registered(method).configured(options or {}), state, parties))
 
 
 @overload
@@ -207,12 +210,13 @@ def forget(
     trained_with = as_loss(loss, l2)
     if learning_rate is None and local_steps is None:
         _refuse_alone(rounds=rounds, batch_size=batch_size)
-    rounds = rounds or (memory.rounds if memory is not None else None)
+    if rounds is None and memory is not None:
+        rounds = memory.rounds
     schedule = _schedule(learning_rate, local_steps, rounds, 64 if batch_size is None else batch_size)
     state = ServerState(Snapshot.of(model), schedule, memory)
     engine, request = LocalEngine(model, trained_with, clients, validation=validation), Request.of(leaving, samples)
-    request.parties(engine.clients(), memory.clients if memory is not None else ())  # a bad request is told first
-    choice = choose(state, request, method, options)
+    parties = request.parties(engine.clients(), memory.clients if memory is not None else ())
+    choice = choose(state, parties, method, options)
     own = {} if validation is None else {"validation": validation}
     _require_fitting(model, state.model, {**clients, **own}, trained_with)
     if dry_run:

@@ -14,6 +14,7 @@ from expunge.errors import RequestError
 from expunge.federation.training.fedavg import Keep
 from expunge.unlearning.hf_kcu import HfKcuOptions
 from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions
+from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import methods
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrace import RetraceKrylovOptions, RetraceOptions
@@ -206,12 +207,33 @@ def test_where_it_cannot_it_is_refused(options, changes, said):
         (RetraceOptions, {"tau": -1.0}, "tau must be"),
         (RetraceOptions, {"filter": "comb"}, "filter can be auto, damped, rounds, blend"),
         (RetraceOptions, {"min_logit_scale": 0.0}, "min_logit_scale lies above 0"),
-        (RetraceOptions, {"long_step_ratio": math.nan}, "long_step_ratio must be at least 0"),
+        (RetraceOptions, {"long_step_ratio": math.nan}, "long_step_ratio must be a number of at least 0"),
+        (RetraceOptions, {"tau": True}, "tau must be a number"),
+        (RetraceOptions, {"seed": "a"}, "seed must be at least 0"),
+        (RetraceOptions, {"min_logit_scale": None}, "min_logit_scale must be a number"),
+        (RetraceOptions, {"correction": "no"}, "correction is True or False"),
+        (HfKcuOptions, {"influence_decay": "no"}, "influence_decay is True or False"),
+        (HfKcuOptions, {"tolerance": None}, "tolerance must be a number"),
+        (HfKcuPaperOptions, {"damping": None}, "damping must be a number"),
+        (HfKcuPaperOptions, {"influence_decay": "no"}, "influence_decay is True or False"),
+        (HfKcuPaperOptions, {"influence_decay": False, "damping": 0.0}, "give a damping above 0"),
         (RetraceOptions, {"lengths": ()}, "lengths takes one or more numbers"),
         (RetraceOptions, {"lengths": 0.5}, "lengths takes one or more numbers"),
-        (RetraceOptions, {"seed": "x"}, "seed must be a whole number"),
-        (HfKcuOptions, {"seed": 1.5}, "seed must be a whole number"),
-        (RetraceOptions, {"round_lengths": (0.0, math.inf)}, "round_lengths takes one or more numbers"),
+        (HfKcuOptions, {"seed": 1.5}, "seed must be at least 0, a whole number"),
+        (RetraceOptions, {"lengths": (1.0, -1.0)}, "lengths takes one or more numbers above 0"),
+        (RetraceOptions, {"lengths": (0.0,)}, "lengths takes one or more numbers above 0"),
+        (RetraceOptions, {"lengths": (0.1, 1.0)}, "longest first"),
+        (RetraceOptions, {"lengths": (1.0, 1.0)}, "longest first"),
+        (RetraceOptions, {"round_lengths": (0.0, math.inf)}, "round_lengths takes numbers"),
+        (RetraceOptions, {"round_lengths": (0.5, 1.0)}, "round_lengths takes numbers that begin with 0"),
+        (RetraceOptions, {"correction_lengths": (0.5, 1.0)}, "correction_lengths takes numbers that begin with 0"),
+        (RetraceOptions, {"correction_lengths": (0.0, 1.0, 0.5)}, "begin with 0 and rise"),
+        (Recovery, {"lengths": (0.0, -1.0)}, "begin with 0 and rise"),
+        (Recovery, {"lengths": (0.0, math.nan)}, "begin with 0 and rise"),
+        (Recovery, {"epochs": 1.5}, "epochs must be at least 1"),
+        (Recovery, {"batch_size": 0}, "batch_size must be at least 1"),
+        (Recovery, {"learning_rate": 0.0}, "learning_rate must be above 0"),
+        (Recovery, {"seed": -1}, "seed must be at least 0"),
         (RetraceKrylovOptions, {"filter": "auto"}, "filter can be damped, rounds, blend, none"),
     ],
 )

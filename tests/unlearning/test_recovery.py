@@ -170,7 +170,7 @@ def test_samples_that_are_forgotten_do_not_recover():
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(RequestError, match="at least 1 epoch"):
+    with pytest.raises(RequestError, match="epochs must be at least 1"):
         Recovery(epochs=0)
     with pytest.raises(RequestError, match="begin with 0"):
         Recovery(lengths=(0.5, 1.0))

@@ -103,7 +103,8 @@ def forget(
             changed |= {**vars(retrain_options(folder, federation, *which)), "progress": progress}
         elif seed is not None:
             changed["seed"] = seed
-        choice = choose(state, request, method, changed)
+        parties = request.parties(engine.clients(), state.memory.clients if state.memory is not None else ())
+        choice = choose(state, parties, method, changed)
         if dry_run:
             planned = choice.dry_run(engine, state, request)
             print(json.dumps(planned.as_dict()) if as_json else planned)

@@ -8,7 +8,7 @@ from expunge.federation.engines.engine import Engine
 from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.registry import AUTO, Method, Outcome, method, register
-from expunge.unlearning.request import Request
+from expunge.unlearning.request import Parties, Request
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class AutoOptions(StepOptions):
     """
 
 
-def resolved(chosen: Method, state: ServerState, request: Request) -> tuple[Method, tuple[str, ...]]:
+def resolved(chosen: Method, state: ServerState, parties: Parties) -> tuple[Method, tuple[str, ...]]:
     """The method that runs, and a warning where it is not the one that should; any but ``auto`` is itself."""
     if chosen.name != AUTO:
         return chosen, ()
     remembered = state.memory.clients if state.memory is not None else ()
-    never = [name for name in request.clients if name not in remembered]
+    never = [name for name in parties.leaving if name not in remembered]
     given = {part.name: getattr(chosen.options, part.name) for part in fields(StepOptions)}
     if state.memory is None:
         reason = "There are no vectors here" if state.lost else "No vectors were kept while training"
-    elif request.samples:
+    elif parties.partly:
         reason = "Samples whose client stays have no vector of their own"
     elif never:
         reason = f"No vector of {', '.join(never)} was kept"
@@ -58,8 +58,8 @@ def auto(engine: Engine, state: ServerState, request: Request, options: AutoOpti
         request: what is to be forgotten.
         options: handed on to the method.
     """
-    request.parties(engine.clients(), state.memory.clients if state.memory is not None else ())  # bad ones first
-    chosen, warnings = resolved(replace(method(AUTO), options=options), state, request)
+    parties = request.parties(engine.clients(), state.memory.clients if state.memory is not None else ())
+    chosen, warnings = resolved(replace(method(AUTO), options=options), state, parties)
     outcome = chosen(engine, state, request)
     return replace(outcome, warnings=(*warnings, *outcome.warnings))
 

@@ -9,6 +9,7 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
+from expunge.unlearning.retained import has_statistics
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class Size:
     """How large a federation is, as far as costs go by it.
 
     Attributes:
-        vector: bytes of one vector as long as the model.
+        vector: bytes of the model, batch-norm statistics included; other vectors are no longer.
         factors: bytes of the Kronecker factors of its layers.
         clients: how many stay.
         owners: how many hold data to forget.
         samples: how many are retained.
         forgotten: how many are to be forgotten, of those who can be reached.
+        validation: how many the server has of its own.
+        statistics: whether the model has batch norm.
     """
 
     vector: int
@@ -47,17 +50,20 @@ class Size:
     owners: int
     samples: int
     forgotten: int
+    validation: int
+    statistics: bool
 
     @classmethod
-    def of(cls, state: ServerState, parties: Parties) -> Size:
-        """Of this state and request."""
+    def of(cls, state: ServerState, parties: Parties, validation: int = 0) -> Size:
+        """Of this state and request, where the server has so many samples of its own."""
         each = state.model.parameters.element_size()
         shapes = [shape for _, shape in state.model.layout.shapes] if state.model.layout is not None else []
         values = sum(_triangle(shape[0]) + _triangle(math.prod(shape[1:])) for shape in shapes if len(shape) > 1)
         left = sum(parties.counts[name] - len(gone) for name, gone in parties.retained.items())
         forgotten = sum(parties.forgotten_counts.values())
-        vector = each * state.model.parameters.numel()
-        return cls(vector, each * values + vector, len(parties.retained), len(parties.owners), left, forgotten)
+        vector, clients, owners = state.model.stored_bytes, len(parties.retained), len(parties.owners)
+        norm = has_statistics(state.model)
+        return cls(vector, each * values + vector, clients, owners, left, forgotten, validation, norm)
 
 
 def small_change(messages: int) -> int:
@@ -66,21 +72,38 @@ def small_change(messages: int) -> int:
 
 
 def drawn(options: StepOptions, size: Size) -> int:
-    """How many samples a draw has."""
+    """How many samples a draw has: shares are rounded up, so that every client has one."""
     samples = options.samples(size.samples)
-    return size.samples if samples is None else min(samples, size.samples)
+    return size.samples if samples is None else min(samples + size.clients, size.samples)
+
+
+def looked_at(options: StepOptions, size: Size) -> int:
+    """How many samples one length of a step is judged by."""
+    return max(drawn(options, size), size.validation)
 
 
 def searched(options: StepOptions, size: Size) -> float:
     """Sample-gradients of the search for a length: every length once, the model as it is once a message."""
-    return 0.0 if options.tau is None else (len(options.lengths) + 3) * FORWARD_COST * drawn(options, size)
+    lengths = 0 if options.tau is None else len(options.lengths) + 3
+    renewed = max(lengths, 1) * size.samples if size.statistics else 0
+    return FORWARD_COST * (lengths * looked_at(options, size) + renewed)
+
+
+def renewing(options: StepOptions, size: Size) -> int:
+    """How many messages more a search takes with batch norm, whose statistics belong to each length.
+
+    Two a length, one for the model as it is, and two more where the whole step is tried before.
+    """
+    if not size.statistics:
+        return 0
+    return 1 if options.tau is None else 2 * len(options.lengths) + 3
 
 
 def recovered(options: StepOptions, size: Size) -> float:
     """Sample-gradients of a recovery round and of the search for its length."""
     if options.recovery is None:
         return 0.0
-    lengths = len(options.recovery.lengths) * FORWARD_COST * drawn(options, size)
+    lengths = len(options.recovery.lengths) * FORWARD_COST * looked_at(options, size)
     return options.recovery.epochs * size.samples + lengths
 
 

@@ -29,8 +29,9 @@ from expunge.errors import RequestError
 from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import PRODUCT_COST
-from expunge.unlearning.estimate import Estimate, Size, drawn, recovered, searched, small_change
-from expunge.unlearning.options import StepOptions, refuse_idle, require_choice, require_number, require_whole
+from expunge.unlearning.checks import refuse_idle, require_choice, require_flag, require_number, require_whole
+from expunge.unlearning.estimate import Estimate, Size, drawn, recovered, renewing, searched, small_change
+from expunge.unlearning.options import StepOptions
 from expunge.unlearning.owners import causal_weights, owners_gradients
 from expunge.unlearning.preparation import (
     away_warnings,
@@ -99,6 +100,7 @@ class HfKcuOptions(StepOptions):
         require_whole(self, "iterations", "steps")
         require_whole(self, "preconditioner_rank", least=0)
         require_number(self, "tolerance")
+        require_flag(self, "influence_decay")
         if self.gradient_of == "retained":
             refuse_idle(self, ("causal_weights",), "the gradient of those who stay has no owners to weigh")
         if self.curvature == "ggn":
@@ -152,7 +154,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             # Lines 2 to 16: the influence of the data to forget, solved by k Krylov iterations.
             gradient, contributions = _gradient(stay, model, parties, options, number)
             step, record = _solved(stay, model, gradient, damping, options)
-            # Lines 17 to 24: adaptive scaling, and the update.
+            # Lines 17 to 25: adaptive scaling, and the update.
             last = number == options.steps - 1
             name = "damped" if options.influence_decay else "none"
             taken = take(stay, model, {name: step}, options.tau, options.lengths, following if last else None)
@@ -226,13 +228,17 @@ def component_ablation() -> dict[str, HfKcuOptions]:
 def _estimate(options: HfKcuOptions, size: Size) -> Estimate:
     """What it costs at most: gradients once, products and losses on draws."""
     products = options.iterations + options.preconditioner_rank if options.influence_decay else 0
-    each = size.forgotten + products * PRODUCT_COST * drawn(options, size) + searched(options, size)
-    work = options.steps * each + (options.steps - 1) * size.samples + 2 * recovered(options, size)
+    gone = size.forgotten if options.curvature_of == "everyone" else 0
+    each = products * PRODUCT_COST * (drawn(options, size) + gone) + 2 * searched(options, size)
+    first = size.samples if options.gradient_of == "retained" else size.forgotten
+    work = first + options.steps * each + (options.steps - 1) * size.samples + 2 * recovered(options, size)
     vectors = 1 + options.steps * (2 + products) + (4 if options.recovery else 0)
     replies = options.steps * (1 + products) + (2 if options.recovery else 0)
-    everyone, more = size.clients + size.owners, small_change(options.expected_rounds)
-    down, up = (vectors * size.vector + more) * everyone, (replies * size.vector + more) * everyone
-    return Estimate(options.expected_rounds, down, up, work)
+    renewed = options.steps * renewing(options, size)
+    everyone, messages = size.clients + size.owners, options.expected_rounds + renewed
+    down = (vectors + 2 * renewed) * size.vector + small_change(messages)
+    up = (replies + renewed) * size.vector + small_change(messages)
+    return Estimate(messages, down * everyone, up * everyone, work)
 
 
 register(

@@ -2,10 +2,10 @@
 
     for each owner i of data to forget                                       (in parallel, at the clients)
         g_i     = grad L(D_u in D_i; theta)                                  line 4
-        v_i     = k steps of conjugate gradient on (H_i + lambda I) v = g_i  lines 5 to 16, H_i its own Hessian
+        v_i     = k steps of conjugate gradient on (H_i + lambda I) v = g_i  lines 5 to 15, H_i its own Hessian
+        alpha_i = ||g_i|| / sum_j ||g_j||                                    line 16, causal weight; 0 for all others
         scale_i = min(1, beta ||theta|| / ||v_i||)                           line 17, adaptive scaling
-        alpha_i = ||g_i|| / sum_j ||g_j||                                    causal weight; 0 for all others
-    theta' = theta - sum_i w_i alpha_i scale_i v_i,   w_i = |D_i| / |D|      lines 18 to 24
+    theta' = theta - sum_i w_i alpha_i scale_i v_i,   w_i = |D_i| / |D|      lines 18 to 25
 
 Where it fails: the sign is that of *adding* data (Koh & Liang's influence of up-weighting), the curvature must be that
 of the clients that stay, and beta and w_i leave next to nothing of the step. hf_kcu.py has it corrected.
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from expunge.core.krylov import conjugate_gradient
 from expunge.core.vectors import Snapshot, weighted_sum
+from expunge.errors import RequestError
 from expunge.federation.engines.engine import Engine, ask_each, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST, PRODUCT_COST, LocalSolve, Solved
+from expunge.unlearning.checks import refuse_idle, require_choice, require_flag, require_number, require_whole
 from expunge.unlearning.estimate import Estimate, Size, small_change
-from expunge.unlearning.options import refuse_idle, require_choice, require_number, require_whole
 from expunge.unlearning.owners import causal_weights, owners_gradients
 from expunge.unlearning.preparation import (
     forgotten_memory,
@@ -68,8 +69,12 @@ class HfKcuPaperOptions:
     def __post_init__(self) -> None:
         require_choice(self, "causal_weights", CausalWeights)
         require_whole(self, "iterations")
-        require_number(self, "damping", "beta")
+        require_number(self, "damping")
+        require_number(self, "beta", may_be_none=True)
+        require_flag(self, "influence_decay")
         if not self.influence_decay:
+            if self.damping == 0:
+                raise RequestError("Without damping there is no unfiltered influence: give a damping above 0.")
             refuse_idle(self, ("iterations",), "without influence decay nothing is solved")
 
     @property
@@ -101,7 +106,7 @@ def hf_kcu_paper(engine: Engine, state: ServerState, request: Request, options: 
         else:
             step, record = _weighted_by_cause(engine, model, parties, options)
         require_finite(step)
-        moved = stay.statistics(model.moved(model.parameters - step))  # lines 23 and 24
+        moved = stay.statistics(model.moved(model.parameters - step))  # lines 24 and 25
         memory = forgotten_memory(state, parties)
         moved, records = repaired(stay, Moved(model, moved, memory), repairs)
     details = {"damping": options.damping, "steps": [{**record, "length": 1.0, "norm": float(step.norm())}], **records}
@@ -112,7 +117,7 @@ def hf_kcu_paper(engine: Engine, state: ServerState, request: Request, options: 
 def _weighted_by_cause(
     engine: Engine, model: Snapshot, parties: Parties, options: HfKcuPaperOptions
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Lines 2 to 22: each owner sends ``alpha_i scale_i v_i``, weighed by w_i; all others send zero."""
+    """Lines 2 to 23: each owner sends ``alpha_i scale_i v_i``, weighed by w_i; all others send zero."""
     if options.influence_decay:
         tasks = {
             name: LocalSolve(model, options.iterations, options.damping, "hessian", "ignore", indices)
@@ -188,10 +193,13 @@ def _estimate(options: HfKcuPaperOptions, size: Size) -> Estimate:
     solved = options.iterations * PRODUCT_COST * (size.samples + size.forgotten) if options.influence_decay else 0.0
     work = size.forgotten + solved
     if options.recovery is not None:
-        work += (options.recovery.epochs + len(options.recovery.lengths) * FORWARD_COST) * size.samples
-    everyone = size.clients + size.owners
-    sent = (options.expected_rounds * size.vector + small_change(options.expected_rounds)) * everyone
-    return Estimate(options.expected_rounds, 2 * sent, sent, work)
+        judged = len(options.recovery.lengths) * FORWARD_COST * max(size.samples, size.validation)
+        work += options.recovery.epochs * size.samples + judged
+    renewed = int(size.statistics)  # batch norm's, from those who stay
+    work += renewed * FORWARD_COST * size.samples
+    everyone, messages = size.clients + size.owners, options.expected_rounds + renewed
+    sent = (messages * size.vector + small_change(messages)) * everyone
+    return Estimate(messages, 2 * sent, sent, work)
 
 
 register(

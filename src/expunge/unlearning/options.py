@@ -1,14 +1,13 @@
-"""What the options of hf-kcu and retrace have in common, and how options are checked: early, in one sentence."""
+"""What the options of hf-kcu and retrace have in common."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from expunge.errors import RequestError
 from expunge.federation.keeping.state import ServerState
+from expunge.unlearning.checks import refuse_idle, require_choice, require_falling, require_number, require_whole
 from expunge.unlearning.lengths import LENGTHS
 from expunge.unlearning.recovery import Recovery
 
@@ -42,12 +41,11 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         require_choice(self, "missing", Missing)
-        require_number(self, "damping", "tau")
-        if not isinstance(self.seed, int):
-            raise RequestError(f"The option seed must be a whole number, not {self.seed!r}.")
+        require_number(self, "damping", "tau", may_be_none=True)
+        require_whole(self, "seed", least=0)
         if self.curvature_samples not in (None, "auto"):
             require_whole(self, "curvature_samples")
-        require_lengths(self, "lengths")
+        require_falling(self, "lengths")
         if self.tau is None:
             refuse_idle(self, ("lengths",), "tau=None takes the whole step")
 
@@ -68,43 +66,3 @@ class StepOptions:
                 "Give a damping, or the training's learning rate, local steps and rounds to derive it from."
             )
         return state.schedule.damping
-
-
-def require_choice(options: object, name: str, choice: object) -> None:
-    """The option is one of a Literal's values."""
-    if getattr(options, name) not in get_args(choice):
-        known = ", ".join(get_args(choice))
-        raise RequestError(f"The option {name} can be {known}, not {getattr(options, name)!r}.")
-
-
-def require_whole(options: object, *names: str, least: int = 1) -> None:
-    """These options are whole numbers of at least ``least``."""
-    for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise RequestError(f"The option {name} must be at least {least}, a whole number, not {value!r}.")
-
-
-def require_number(options: object, *names: str) -> None:
-    """These options are None or finite numbers of at least 0."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not (isinstance(value, int | float) and value >= 0 and math.isfinite(value)):
-            raise RequestError(f"The option {name} must be a number of at least 0, not {value!r}.")
-
-
-def require_lengths(options: object, *names: str) -> None:
-    """These options are tuples of finite lengths, at least one."""
-    for name in names:
-        value = getattr(options, name)
-        numbers = value if isinstance(value, tuple) else ()
-        if not numbers or not all(isinstance(length, int | float) and math.isfinite(length) for length in numbers):
-            raise RequestError(f"The option {name} takes one or more numbers, not {value!r}.")
-
-
-def refuse_idle(options: Any, names: Iterable[str], reason: str) -> None:
-    """Refuse options that would change nothing; ``reason`` says why they would not."""
-    defaults = {part.name: part.default for part in fields(options)}
-    for name in names:
-        if getattr(options, name) != defaults[name]:
-            raise RequestError(f"The option {name} would change nothing: {reason}.")

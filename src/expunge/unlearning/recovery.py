@@ -15,6 +15,7 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
+from expunge.unlearning.checks import require_number, require_rising, require_whole
 from expunge.unlearning.retained import Retained
 
 Change = Callable[[Tensor, Snapshot], Tensor]
@@ -41,8 +42,13 @@ class LocalTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise RequestError(f"Local training needs at least 1 epoch, not {self.epochs}.")
+        require_whole(self, "epochs")
+        require_whole(self, "seed", least=0)
+        if self.batch_size is not None:
+            require_whole(self, "batch_size")
+        require_number(self, "learning_rate", may_be_none=True)
+        if self.learning_rate == 0:
+            raise RequestError("The option learning_rate must be above 0, or None for the training's.")
 
     def plan(self, state: ServerState, rounds: int = 1) -> TrainingPlan:
         """So many rounds, with the training's learning rate and batch size where none is given."""
@@ -62,15 +68,14 @@ class Recovery(LocalTraining):
         learning_rate: None takes the training's.
         batch_size: None takes the training's.
         seed: of the clients' shuffling.
-        lengths: how far the round may be taken, 0 first; the length with the least retained loss is.
+        lengths: how far the round may be taken, from 0 on; the length with the least retained loss is.
     """
 
     lengths: tuple[float, ...] = RECOVERY_LENGTHS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.lengths or self.lengths[0] != 0:
-            raise RequestError(f"The lengths of a recovery round begin with 0, not {self.lengths!r}.")
+        require_rising(self, "lengths")
 
 
 def strip_return(update: Tensor, towards: Tensor) -> Tensor:

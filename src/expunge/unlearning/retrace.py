@@ -15,6 +15,7 @@ clients, and vectors recorded while training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -31,16 +32,17 @@ from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST, PRODUCT_COST
 from expunge.federation.training.plan import Schedule
-from expunge.unlearning.estimate import Estimate, Size, drawn, recovered, searched, small_change
-from expunge.unlearning.filters import filter_named
-from expunge.unlearning.options import (
-    StepOptions,
+from expunge.unlearning.checks import (
     refuse_idle,
     require_choice,
-    require_lengths,
+    require_flag,
     require_number,
+    require_rising,
     require_whole,
 )
+from expunge.unlearning.estimate import Estimate, Size, drawn, looked_at, recovered, renewing, searched, small_change
+from expunge.unlearning.filters import filter_named
+from expunge.unlearning.options import StepOptions
 from expunge.unlearning.preparation import away_warnings, forgotten_memory, prepared, require_single_replies
 from expunge.unlearning.recovery import RECOVERY_LENGTHS, Recovery
 from expunge.unlearning.registry import Method, Outcome, register
@@ -74,9 +76,9 @@ class RetraceOptions(StepOptions):
             model that fits its samples has nearly none: outputs are scaled by factors from here to 1 as a stand-in.
             Chosen, not derived (docs/method.md).
         correction: whether a correction of those who stay follows, or a short round after a long step (repair.py).
-        correction_lengths: how far a correction may be taken, 0 first.
+        correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one.
-        round_lengths: how far a short round may be taken, 0 first.
+        round_lengths: how far a short round may be taken, from 0 on.
     """
 
     filter: FactoredFilter = "auto"
@@ -89,9 +91,11 @@ class RetraceOptions(StepOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice(self, "filter", FactoredFilter)
-        require_lengths(self, "correction_lengths", "round_lengths")
-        if not self.long_step_ratio >= 0:
-            raise RequestError(f"The option long_step_ratio must be at least 0, not {self.long_step_ratio}.")
+        require_flag(self, "correction")
+        require_rising(self, "correction_lengths", "round_lengths")
+        if self.long_step_ratio != math.inf:  # nothing is a long step
+            require_number(self, "long_step_ratio")
+        require_number(self, "min_logit_scale")
         if not 0 < self.min_logit_scale <= 1:
             raise RequestError(f"The option min_logit_scale lies above 0 and is at most 1, not {self.min_logit_scale}.")
         if self.filter == "rounds":
@@ -317,14 +321,15 @@ def _estimate(options: RetraceOptions, size: Size) -> Estimate:
     tries = 2 if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     if options.may_correct:
-        correction = (1 + len(options.correction_lengths) * FORWARD_COST / 2) * drawn(options, size)
-        short_round = size.samples / PART + len(options.round_lengths) * FORWARD_COST * drawn(options, size)
-        work += tries * (correction + short_round)
+        gradient, short_round = drawn(options, size), size.samples / PART + size.clients
+        lengths = len(options.correction_lengths) + len(options.round_lengths)
+        work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
     follows = 2 if options.recovery or options.may_correct else 0
-    more = small_change(options.expected_rounds)
-    down = (1 + 2 * tries + 2 * tries * follows) * size.vector + more
-    up = size.factors + tries * follows * size.vector + more
-    return Estimate(options.expected_rounds, down * size.clients, up * size.clients, work)
+    renewed = renewing(options, size)
+    messages = options.expected_rounds + renewed
+    down = (1 + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)
+    up = size.factors + (tries * follows + renewed) * size.vector + small_change(messages)
+    return Estimate(messages, down * size.clients, up * size.clients, work)
 
 
 def _estimate_krylov(options: RetraceKrylovOptions, size: Size) -> Estimate:
@@ -332,9 +337,11 @@ def _estimate_krylov(options: RetraceKrylovOptions, size: Size) -> Estimate:
     products = 0 if options.filter == "none" else 1 + options.iterations + options.preconditioner_rank
     work = products * PRODUCT_COST * drawn(options, size) + 2 * searched(options, size) + 2 * recovered(options, size)
     follows = 4 if options.recovery else 0
-    more = small_change(options.expected_rounds)
-    down, up = (3 + products + 2 * follows) * size.vector + more, (products + follows) * size.vector + more
-    return Estimate(options.expected_rounds, down * size.clients, up * size.clients, work)
+    renewed = renewing(options, size)
+    messages = options.expected_rounds + renewed
+    down = (3 + products + 2 * follows + 2 * renewed) * size.vector + small_change(messages)
+    up = (products + follows + renewed) * size.vector + small_change(messages)
+    return Estimate(messages, down * size.clients, up * size.clients, work)
 
 
 register(

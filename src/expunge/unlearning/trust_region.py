@@ -63,7 +63,7 @@ class Taken:
     def length(self) -> float | None:
         """The part of the step that was taken."""
         length = self.record["length"]
-        return length if isinstance(length, float) else None
+        return None if length is None else float(length)
 
 
 def shortened(taken: Taken, tau: float | None) -> tuple[str, ...]:
