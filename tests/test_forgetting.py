@@ -303,6 +303,26 @@ def test_however_little_was_cut_it_is_told(method):
     assert not forget(model, DATA, "ada", lengths=(1.0, 0.9), **call).warnings
 
 
+def test_a_recovery_round_follows_the_last_step_alone():
+    model, memory = trained()
+    call = {"memory": memory, "method": "hf-kcu", "iterations": 3, "steps": 2, "tau": 10.0, **SCHEDULE}
+    bare, recovered = (forget(model, DATA, "ada", recovery=recovery, **call) for recovery in (False, True))
+    assert recovered.cost.rounds == bare.cost.rounds + 2
+    assert bare.cost.rounds == 2 * (1 + 3 + 1)
+
+
+@pytest.mark.parametrize("leaving", ["ada", "bob"])
+def test_a_recovery_round_after_the_printed_update_does_not_lead_back(leaving):
+    model, memory = trained()
+    theta = Snapshot.of(model).parameters
+    call = {"memory": memory, "method": "hf-kcu-paper", **SCHEDULE}
+    after = forget(model, DATA, leaving, **call).state.model.parameters
+    recovered = forget(model, DATA, leaving, recovery=True, **call)
+    way = recovered.state.model.parameters - after
+    assert recovered.details["recovery"]["length"] > 0
+    assert float(way @ (theta - after)) <= 1e-9 * float(way.norm() * (theta - after).norm())
+
+
 @pytest.mark.parametrize("method", ["hf-kcu", "hf-kcu-paper"])
 def test_what_the_vectors_of_those_who_stay_still_hold_is_told(method):
     model, memory = trained()
