@@ -483,6 +483,7 @@ class TestDryRun:
             ("hf-kcu", {"steps": 3}),
             ("hf-kcu", {"steps": 2, "gradient_of": "retained", "influence_decay": False}),
             ("hf-kcu", {"curvature_of": "everyone", "tau": None}),
+            ("hf-kcu", {"steps": 3, "tau": None, "influence_decay": False}),
             ("hf-kcu-paper", {"causal_weights": "none"}),
         ],
     )
