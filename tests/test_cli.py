@@ -189,7 +189,7 @@ class TestEndToEnd:
         told = json.loads(out)
         assert (code, told["method"]) == (0, "hf-kcu")
         assert [warning for warning in told["warnings"] if str(file) in warning]
-        assert "There are no vectors here, so hf-kcu ran" in told["warnings"][0]
+        assert "There are no vectors here, so hf-kcu runs" in told["warnings"][0]
         assert all(f"note: {warning}" in err for warning in told["warnings"])
         refused(expunge("forget", run, "--client", "client-1", "--method", "retrace"), f"{file} is missing")
 

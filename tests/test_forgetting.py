@@ -356,7 +356,7 @@ class TestWhichMethodRuns:
         model, memory = trained()
         outcome = forget(model, DATA, "ada", memory=memory, **SCHEDULE)
         assert outcome.method == "retrace"
-        assert not any("hf-kcu ran" in warning for warning in outcome.warnings)
+        assert not any("hf-kcu runs" in warning for warning in outcome.warnings)
         same = forget(model, DATA, "ada", memory=memory, method="retrace", **SCHEDULE)
         assert outcome.state.model.digest == same.state.model.digest
 
@@ -373,10 +373,10 @@ class TestWhichMethodRuns:
         everyone = {**DATA, "dan": DATA["cyd"]}
         outcome = forget(model, everyone, **asked, memory=memory if kept else None, **SCHEDULE)
         assert outcome.method == "hf-kcu"
-        assert [warning for warning in outcome.warnings if said in warning and "hf-kcu ran" in warning]
+        assert [warning for warning in outcome.warnings if said in warning and "hf-kcu runs" in warning]
         named = forget(model, everyone, **asked, memory=memory if kept else None, method="hf-kcu", **SCHEDULE)
         assert named.state.model.digest == outcome.state.model.digest
-        assert not any("hf-kcu ran" in warning for warning in named.warnings)
+        assert not any("hf-kcu runs" in warning for warning in named.warnings)
 
     @pytest.mark.parametrize("recovery", [False, None])
     def test_no_recovery_may_be_said_so(self, recovery):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
     from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions
     from expunge.unlearning.recovery import Recovery
     from expunge.unlearning.registry import Outcome, methods
-    from expunge.unlearning.retrace import RetraceKrylovOptions, RetraceOptions
+    from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions
 
 __all__ = [
     "DataError",
@@ -44,8 +44,8 @@ _HOMES = {
     "Memory": "expunge.federation.keeping.memory",
     "Outcome": "expunge.unlearning.registry",
     "Recovery": "expunge.unlearning.recovery",
-    "RetraceKrylovOptions": "expunge.unlearning.retrace",
-    "RetraceOptions": "expunge.unlearning.retrace",
+    "RetraceKrylovOptions": "expunge.unlearning.retrace_options",
+    "RetraceOptions": "expunge.unlearning.retrace_options",
     "audit": "expunge.auditing.audit",
     "forget": "expunge.forgetting",
     "methods": "expunge.unlearning.registry",

@@ -7,7 +7,8 @@ from dataclasses import replace
 from expunge.unlearning.hf_kcu import HfKcuOptions, hf_kcu
 from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions, hf_kcu_paper
 from expunge.unlearning.recovery import Recovery
-from expunge.unlearning.retrace import RetraceKrylovOptions, RetraceOptions, retrace, retrace_krylov
+from expunge.unlearning.retrace import retrace, retrace_krylov
+from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions
 
 PAPER, CORRECTED, KRYLOV, RETRACE = HfKcuPaperOptions(), HfKcuOptions(), RetraceKrylovOptions(), RetraceOptions()
 _FUNCTIONS = {

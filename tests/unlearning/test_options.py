@@ -17,7 +17,7 @@ from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import methods
 from expunge.unlearning.request import Request
-from expunge.unlearning.retrace import RetraceKrylovOptions, RetraceOptions
+from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions
 from federation.small import mlp
 from unlearning.test_common import PLAN, federation
 

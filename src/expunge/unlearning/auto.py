@@ -43,7 +43,7 @@ def resolved(chosen: Method, state: ServerState, parties: Parties) -> tuple[Meth
     else:
         return method("retrace").configured(given), ()
     warning = (
-        f"{reason}, so hf-kcu ran: one gradient of the data to forget, which sees little of what the model fits "
+        f"{reason}, so hf-kcu runs: one gradient of the data to forget, which sees little of what the model fits "
         "perfectly, strong backdoors among it."
     )
     return method("hf-kcu").configured(given), (warning,)

@@ -109,10 +109,6 @@ class HfKcuOptions(StepOptions):
             solver = ("curvature_of", "curvature", "iterations", "tolerance", "preconditioner_rank")
             refuse_idle(self, solver, "without influence decay nothing is solved")
 
-    def auto_samples(self, left: int) -> int:
-        """A tenth of the retained samples, but 100 to 1000."""
-        return min(max(left // 10, 100), 1000)
-
     @property
     def expected_rounds(self) -> int:
         """Message rounds that this takes at most; with batch norm it may be more."""

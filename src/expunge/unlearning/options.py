@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from expunge.errors import RequestError
 from expunge.federation.keeping.state import ServerState
@@ -39,6 +39,9 @@ class StepOptions:
     missing: Missing = "refuse"
     seed: int = 0
 
+    auto_samples: ClassVar[tuple[int, int, int]] = (10, 100, 1000)
+    """What ``curvature_samples="auto"`` is: one in so many of the retained, but at least and at most."""
+
     def __post_init__(self) -> None:
         require_choice(self, "missing", Missing)
         require_number(self, "damping", "tau", may_be_none=True)
@@ -49,13 +52,12 @@ class StepOptions:
         if self.tau is None:
             refuse_idle(self, ("lengths",), "tau=None takes the whole step")
 
-    def auto_samples(self, left: int) -> int:
-        """What ``curvature_samples="auto"`` is where so many samples are retained."""
-        raise NotImplementedError(f"{type(self).__name__} does not draw samples; {left} are left.")
-
     def samples(self, left: int) -> int | None:
-        """How many of the retained samples are drawn; None is all."""
-        return self.auto_samples(left) if self.curvature_samples == "auto" else self.curvature_samples
+        """How many of so many retained samples are drawn; None is all."""
+        if self.curvature_samples != "auto":
+            return self.curvature_samples
+        share, least, most = self.auto_samples
+        return min(max(left // share, least), most)
 
     def damping_of(self, state: ServerState) -> float:
         """The damping that is given, or that of the training's schedule."""

@@ -1,0 +1,165 @@
+"""The options of retrace and of retrace-krylov, and what they cost at most."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from expunge.errors import RequestError
+from expunge.federation.messages.tasks import FORWARD_COST, PRODUCT_COST
+from expunge.unlearning.checks import (
+    refuse_idle,
+    require_choice,
+    require_flag,
+    require_number,
+    require_rising,
+    require_whole,
+)
+from expunge.unlearning.estimate import Estimate, Size, drawn, looked_at, recovered, renewing, searched, small_change
+from expunge.unlearning.options import StepOptions
+from expunge.unlearning.recovery import RECOVERY_LENGTHS
+from expunge.unlearning.repair import CORRECTION_LENGTHS, PART
+
+FactoredFilter = Literal["auto", "damped", "rounds", "blend"]
+KrylovFilter = Literal["damped", "rounds", "blend", "none"]
+
+
+@dataclass(frozen=True)
+class RetraceOptions(StepOptions):
+    """Options of retrace.
+
+    Attributes:
+        damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
+        curvature_samples: how many retained samples the curvature uses, spread by client size, and how many others the
+            trust region looks at (a short round has its own, batch-norm statistics take whole batches); ``auto`` is
+            all of them, but at most 2000; None is all.
+        tau: how much the retained loss may rise in the end, in the loss's own unit; None takes the whole step, and
+            nothing is corrected.
+        lengths: step lengths that are tried, longest first.
+        recovery: a whole round of the clients that stay afterwards, in place of a correction; or None.
+        missing: what to do when a client that stays cannot be reached: ``refuse`` or ``leave-out``.
+        seed: of the samples drawn.
+        filter: what is left of a pull along a direction of curvature e (filters.py): ``damped``, ``rounds`` or
+            ``blend``; ``auto`` is blend, or damped where blend costs those who stay too much.
+        min_logit_scale: a pull was worn down by the curvature of the training's way, not by that of its end, where a
+            model that fits its samples has nearly none: outputs are scaled by factors from here to 1 as a stand-in.
+            Chosen, not derived (docs/method.md).
+        correction: whether a correction of those who stay follows, or a short round after a long step (repair.py).
+        correction_lengths: how far a correction may be taken, from 0 on.
+        long_step_ratio: a step longer than this share of the model's own length is a long one.
+        round_lengths: how far a short round may be taken, from 0 on.
+    """
+
+    filter: FactoredFilter = "auto"
+    min_logit_scale: float = 0.5
+    correction: bool = True
+    correction_lengths: tuple[float, ...] = CORRECTION_LENGTHS
+    long_step_ratio: float = 0.1
+    round_lengths: tuple[float, ...] = RECOVERY_LENGTHS
+
+    auto_samples: ClassVar[tuple[int, int, int]] = (1, 1, 2000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(self, "filter", FactoredFilter)
+        require_flag(self, "correction")
+        require_rising(self, "correction_lengths", "round_lengths")
+        if self.long_step_ratio != math.inf:  # nothing is a long step
+            require_number(self, "long_step_ratio")
+        require_number(self, "min_logit_scale")
+        if not 0 < self.min_logit_scale <= 1:
+            raise RequestError(f"The option min_logit_scale lies above 0 and is at most 1, not {self.min_logit_scale}.")
+        if self.filter == "rounds":
+            refuse_idle(self, ("damping",), "the filter of the rounds has none")
+        if not self.may_correct:
+            reason = "nothing is corrected without a correction, without tau, or beside a recovery"
+            refuse_idle(self, ("correction_lengths", "long_step_ratio", "round_lengths"), reason)
+
+    @property
+    def may_correct(self) -> bool:
+        """Whether a correction or a short round may follow, where the training's schedule is known."""
+        return self.correction and self.tau is not None and self.recovery is None
+
+    @property
+    def expected_rounds(self) -> int:
+        """Message rounds that this takes at most; with batch norm it may be more."""
+        searched = 3 if self.tau is not None else 0
+        follows = 2 if self.recovery else 4 if self.may_correct else 0  # a short round in vain, and then a correction
+        twice = self.filter == "auto" and self.tau is not None  # the sharper filter may be tried in vain
+        again = follows + (1 if follows and not twice else 0) if searched else 0
+        return 1 + searched + twice + follows + again
+
+
+@dataclass(frozen=True)
+class RetraceKrylovOptions(StepOptions):
+    """Options of retrace-krylov.
+
+    Attributes:
+        damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
+        curvature_samples: as in retrace; ``auto`` is a tenth of the retained samples, but 100 to 1000.
+        tau: how much the retained loss may rise, in the loss's own unit; None takes the whole step.
+        lengths: step lengths that are tried, longest first.
+        recovery: a round of the clients that stay afterwards, or None.
+        missing: what to do when a client that stays cannot be reached: ``refuse`` or ``leave-out``.
+        seed: of the samples drawn.
+        filter: ``damped`` (by conjugate gradient), ``rounds`` or ``blend`` (by Lanczos), or ``none``: the bare pull.
+        iterations: k of conjugate gradient or Lanczos.
+        tolerance: relative residual at which conjugate gradient may stop early.
+        preconditioner_rank: products spent on a Nystrom sketch before conjugate gradient; 0 is none.
+    """
+
+    filter: KrylovFilter = "damped"
+    iterations: int = 10
+    tolerance: float = 0.0
+    preconditioner_rank: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(self, "filter", KrylovFilter)
+        require_whole(self, "iterations")
+        require_whole(self, "preconditioner_rank", least=0)
+        require_number(self, "tolerance")
+        if self.filter != "damped":
+            refuse_idle(self, ("tolerance", "preconditioner_rank"), "only the damped filter is a linear system")
+        if self.filter == "rounds":
+            refuse_idle(self, ("damping",), "the filter of the rounds has none")
+        if self.filter == "none":
+            refuse_idle(self, ("iterations", "damping"), "the pull is not filtered")
+
+    @property
+    def expected_rounds(self) -> int:
+        """Message rounds that this takes at most; with batch norm it may be more."""
+        solved = 0 if self.filter == "none" else 1 + self.iterations + bool(self.preconditioner_rank)
+        searched = 3 if self.tau is not None else 0
+        follows = 2 if self.recovery else 0
+        again = follows + bool(follows) if searched else 0
+        return solved + searched + follows + again
+
+
+def estimate(options: RetraceOptions, size: Size) -> Estimate:
+    """What it costs at most: factors once, losses on draws, and what follows; two filters may be tried."""
+    tries = 2 if options.tau is not None else 1
+    work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
+    if options.may_correct:
+        gradient, short_round = drawn(options, size), size.samples / PART + size.clients
+        lengths = len(options.correction_lengths) + len(options.round_lengths)
+        work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
+    follows = 2 if options.recovery or options.may_correct else 0
+    renewed = renewing(options, size)
+    messages = options.expected_rounds + renewed
+    down = (1 + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)
+    up = size.factors + (tries * follows + renewed) * size.vector + small_change(messages)
+    return Estimate(messages, down * size.clients, up * size.clients, work)
+
+
+def estimate_krylov(options: RetraceKrylovOptions, size: Size) -> Estimate:
+    """What it costs at most: k products and losses on draws, and what follows."""
+    products = 0 if options.filter == "none" else 1 + options.iterations + options.preconditioner_rank
+    work = products * PRODUCT_COST * drawn(options, size) + 2 * searched(options, size) + 2 * recovered(options, size)
+    follows = 4 if options.recovery else 0
+    renewed = renewing(options, size)
+    messages = options.expected_rounds + renewed
+    down = (3 + products + 2 * follows + 2 * renewed) * size.vector + small_change(messages)
+    up = (products + follows + renewed) * size.vector + small_change(messages)
+    return Estimate(messages, down * size.clients, up * size.clients, work)
