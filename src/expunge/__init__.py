@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
     from expunge.auditing.audit import audit
     from expunge.federation.keeping.memory import Memory
     from expunge.forgetting import forget
-    from expunge.unlearning.hf_kcu import HfKcuOptions
-    from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions
+    from expunge.unlearning.hf_kcu_options import HfKcuOptions
+    from expunge.unlearning.hf_kcu_paper_options import HfKcuPaperOptions
     from expunge.unlearning.recovery import Recovery
     from expunge.unlearning.registry import Outcome, methods
     from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "HfKcuOptions": "expunge.unlearning.hf_kcu",
-    "HfKcuPaperOptions": "expunge.unlearning.hf_kcu_paper",
+    "HfKcuOptions": "expunge.unlearning.hf_kcu_options",
+    "HfKcuPaperOptions": "expunge.unlearning.hf_kcu_paper_options",
     "Memory": "expunge.federation.keeping.memory",
     "Outcome": "expunge.unlearning.registry",
     "Recovery": "expunge.unlearning.recovery",

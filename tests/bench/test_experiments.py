@@ -314,7 +314,7 @@ def test_one_seed_and_two_retrains_are_said_and_give_no_verdict(store):
     assert "; seed 10, 2 retrained models (too few for a verdict)." in text
     assert "; seeds 10, 11, 3 retrained models each." in text
     assert "over 1 to 2 seeds" in text
-    assert "Beside fewer than 3 retrained models nothing is marked or judged." in text
+    assert "no mark if it is undecided" in text
     table = text.split("#### few")[1].split("\n\n")[2]
     assert "**" not in table
     assert "!" not in table

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from expunge.unlearning.hf_kcu import HfKcuOptions, hf_kcu
-from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions, hf_kcu_paper
+from expunge.unlearning.hf_kcu import hf_kcu
+from expunge.unlearning.hf_kcu_options import HfKcuOptions
+from expunge.unlearning.hf_kcu_paper import hf_kcu_paper
+from expunge.unlearning.hf_kcu_paper_options import HfKcuPaperOptions
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.retrace import retrace, retrace_krylov
 from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from expunge.auditing.functional import mean_loss, predict
+from expunge.bench.experiments import ABLATION
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, NumericalError, RequestError
@@ -17,11 +18,11 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import CurvatureProduct, LocalSolve, Losses, NormStatistics
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
-from expunge.unlearning import hf_kcu, hf_kcu_paper
 from expunge.unlearning.lengths import LENGTHS, longest_safe
 from expunge.unlearning.owners import causal_weights
 from expunge.unlearning.preparation import prepared
 from expunge.unlearning.recovery import Recovery, without_return
+from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from expunge.unlearning.retained import Retained
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
@@ -126,18 +127,18 @@ def test_the_curvature_must_be_that_of_the_clients_that_stay():
     assert errors["retained"] < 1e-6 < errors["everyone"]
 
 
-@pytest.mark.parametrize("module", [hf_kcu, hf_kcu_paper], ids=["corrected", "as printed"])
-def test_every_row_of_the_component_ablation_gives_another_model(module):
+@pytest.mark.parametrize("name", list(ABLATION))
+def test_every_row_of_the_component_ablation_gives_another_model(name):
     federation, state = trained_ridge()
-    found = {}
-    for name, options in module.component_ablation().items():
-        if module is hf_kcu:
-            options = dataclasses.replace(options, curvature_samples=None)
-        request = Request.of(samples={"client-4": list(range(20)), "client-0": [0]})
-        found[name] = forgotten(federation.engine(), state, request, options).state.model.parameters
-    same = {name for name in found if torch.allclose(found[name], found["full"], rtol=1e-6, atol=0)} - {"full"}
+    request = Request.of(samples={"client-4": list(range(20)), "client-0": [0]})
+    every = {"curvature_samples": None} if name == "hf-kcu" else {}
+    found = {
+        label: method(name).configured({**changes, **every})(federation.engine(), state, request).state.model.parameters
+        for label, changes in ABLATION[name].items()
+    }
+    same = {label for label in found if torch.allclose(found[label], found["full"], rtol=1e-6, atol=0)} - {"full"}
     # The corrected step on ridge is safe at its full length.
-    assert same == ({"without adaptive scaling"} if module is hf_kcu else set())
+    assert same == ({"without adaptive scaling"} if name == "hf-kcu" else set())
 
 
 def test_without_causal_weighting_as_printed_is_one_step_with_everyones_hessian():

@@ -12,8 +12,8 @@ import expunge.unlearning
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.training.fedavg import Keep
-from expunge.unlearning.hf_kcu import HfKcuOptions
-from expunge.unlearning.hf_kcu_paper import HfKcuPaperOptions
+from expunge.unlearning.hf_kcu_options import HfKcuOptions
+from expunge.unlearning.hf_kcu_paper_options import HfKcuPaperOptions
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import methods
 from expunge.unlearning.request import Request
