@@ -31,7 +31,7 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.book import list_of
 from expunge.federation.keeping.checkpoint import load_snapshot
 from expunge.federation.keeping.durable import DurableFolder, require_new
-from expunge.federation.keeping.files import STAGING, appear, read_json, remove, tidy
+from expunge.federation.keeping.files import STAGING, appear, private_folder, read_json, remove, tidy
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_files import kept_in, load_state, save_state
 from expunge.federation.training.plan import Schedule
@@ -140,7 +140,7 @@ class RunFolder:
                 save_state(outcome.state, federation.model, folder)
                 (folder / "outcome.json").write_text(record)
 
-            parent.mkdir(mode=0o700, exist_ok=True)
+            private_folder(parent)
             for derived in (file for pattern in DERIVED for file in parent.glob(pattern)):
                 derived.unlink()
             appear(target, fill)

@@ -28,7 +28,7 @@ def dark(colour: str) -> str:
 
     Example:
         >>> dark("#004d40"), dark("#56b4e9")
-        ('#b2fff2', '#1687c9')
+        ('#b2fff2', '#1d9be2')
     """
     hue, lightness, saturation = rgb_to_hls(*_parts(colour))
     if saturation < _GREY:

@@ -86,6 +86,14 @@ def appear(target: Path, fill: Callable[[Path], None]) -> None:
         raise RequestError(f"{target} cannot be written: {reason}.") from problem
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder for its owner only, unless it is there."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as problem:
+        raise RequestError(f"{path} cannot be written: {problem.strerror or problem}.") from problem
+
+
 def _settle(folder: Path) -> None:
     """Everything in it for the owner only, and on the disk itself."""
     for place in (*folder.rglob("*"), folder):
