@@ -32,6 +32,7 @@ def test_fields_are_the_documented_ones_in_order():
         "method seed test_accuracy forget_accuracy forget_loss asr mia_auc kl kl_forget logit_mse agreement"
         " parameter_gap causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds speedup"
         " sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant digest"
+        " evidence"
     )
     assert " ".join(field.name for field in fields(Row)) == expected
 

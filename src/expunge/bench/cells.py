@@ -128,8 +128,7 @@ class RetrainedCell(Cell):
     fresh: bool = True
 
     def __post_init__(self) -> None:
-        backdoors = {n: attack for n, attack in self.scenario.backdoors.items() if n not in self.forget.clients}
-        object.__setattr__(self, "scenario", dataclasses.replace(self.scenario, backdoors=backdoors))
+        object.__setattr__(self, "scenario", self.scenario.without_deeds(self.forget.clients))
 
     def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
         """From a fresh initialisation, or from the training's own with another shuffling."""

@@ -30,7 +30,8 @@ class Row:
     """What one method reached in one run; a value that was not measured is None.
 
     Accuracies and rates lie in [0, 1]. Several rows may share method and seed (retrained models do). Where an
-    experiment compares several settings, ``variant`` names the row's. ``digest`` is the model's.
+    experiment compares several settings, ``variant`` names the row's. ``digest`` is the model's, ``evidence`` the word
+    on it without retrained models.
     """
 
     method: str
@@ -61,9 +62,10 @@ class Row:
     verdict: str | None = None
     variant: str | None = None
     digest: str | None = None
+    evidence: str | None = None
 
 
-NAMES = ("method", "verdict", "variant", "digest")
+NAMES = ("method", "verdict", "variant", "digest", "evidence")
 """What a row says in words; of a seed there is a whole number."""
 MEASURES = tuple(part.name for part in fields(Row) if part.name not in (*NAMES, "seed"))
 RATES = frozenset({"test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success"})

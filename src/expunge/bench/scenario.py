@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
-from expunge.data import Backdoor, ImageDataset, dirichlet, load, poison
+from expunge.data import Backdoor, ImageDataset, Mislabelling, dirichlet, load, mislabel, poison
 from expunge.errors import DataError, ModelError, RequestError
 from expunge.federation.engines.engine import Engine
 from expunge.federation.engines.local import LocalEngine
@@ -45,6 +45,7 @@ class Scenario:
         train_samples: how many training images are used, drawn by the seed; None is all.
         test_samples: how many test images.
         shrink: images are averaged over squares of this side, to work on fewer pixels.
+        mislabelled: whose labels are partly wrong, so that a model can only know them by heart.
 
     Example:
         >>> scenario = Scenario(backdoors={"client-1": Backdoor(size=3)})
@@ -62,6 +63,7 @@ class Scenario:
     train_samples: int | None = None
     test_samples: int | None = None
     shrink: int = 1
+    mislabelled: Mapping[str, Mislabelling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -73,6 +75,9 @@ class Scenario:
         for name in self.backdoors:
             if name not in self.names:
                 raise RequestError(f"There is no client {name!r} to attack; there are {', '.join(self.names)}.")
+        for name in self.mislabelled:
+            if name not in self.names or name in self.backdoors:
+                raise RequestError(f"Wrong labels are for a client of the federation without a backdoor, not {name!r}.")
 
     @property
     def names(self) -> list[str]:
@@ -80,15 +85,29 @@ class Scenario:
         return [f"client-{number}" for number in range(self.clients)]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)
+        """For JSON; wrong labels where there are some, so that older scenarios keep their digests."""
+        values = dataclasses.asdict(self)
+        return values if self.mislabelled else {name: own for name, own in values.items() if name != "mislabelled"}
+
+    def without_deeds(self, clients: tuple[str, ...]) -> Scenario:
+        """The same where these clients did nothing to their data.
+
+        Example:
+            >>> Scenario(backdoors={"client-1": Backdoor(size=3)}).without_deeds(("client-1",)) == Scenario()
+            True
+        """
+        backdoors = {name: own for name, own in self.backdoors.items() if name not in clients}
+        mislabelled = {name: own for name, own in self.mislabelled.items() if name not in clients}
+        return dataclasses.replace(self, backdoors=backdoors, mislabelled=mislabelled)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Scenario:
         """Back from JSON."""
         try:
             backdoors = {name: Backdoor(**attack) for name, attack in values["backdoors"].items()}
-            return cls(**{**values, "backdoors": backdoors, "plan": TrainingPlan(**values["plan"])})
+            mislabelled = {name: Mislabelling(**own) for name, own in values.get("mislabelled", {}).items()}
+            plan = TrainingPlan(**values["plan"])
+            return cls(**{**values, "backdoors": backdoors, "plan": plan, "mislabelled": mislabelled})
         except (KeyError, TypeError, AttributeError) as problem:
             raise DataError(f"The scenario cannot be read: {problem}.") from problem
 
@@ -97,7 +116,7 @@ class Scenario:
         return dataclasses.replace(self, seed=seed, plan=dataclasses.replace(self.plan, seed=seed))
 
     def build(self, data_dir: Path | None = None, *, download: bool = False, device: str = "cpu") -> Federation:
-        """Load the data, split it, poison the attackers."""
+        """Load the data, split it, poison the attackers, spoil labels."""
         dataset = self._subset(load(self.dataset, data_dir, download))
         for backdoor in self.backdoors.values():
             if backdoor.target >= dataset.classes:
@@ -117,6 +136,8 @@ class Scenario:
             mask = torch.zeros(len(labels), dtype=torch.bool, device=device)
             if name in self.backdoors:
                 inputs, labels, mask = poison(inputs, labels, self.backdoors[name], dataset.white, self.seed)
+            if name in self.mislabelled:
+                labels, _ = mislabel(labels, self.mislabelled[name].share, dataset.classes, self.seed)
             datasets[name], triggered[name] = (inputs, labels), mask
         return Federation(self, dataset, datasets, triggered, self.fresh_model(dataset, self.seed).to(device))
 
@@ -166,9 +187,9 @@ class Federation:
         return LocalEngine(self.model, CrossEntropy(), self.datasets, self.boosts(), compiled=True)
 
     def boosts(self) -> dict[str, float]:
-        """What the attackers multiply their updates with."""
+        """What the attackers, and those with wrong labels, multiply their updates with."""
         total = sum(len(labels) for _, labels in self.datasets.values())
-        return {
+        return {name: own.boost for name, own in self.scenario.mislabelled.items()} | {
             name: backdoor.boost_for(len(self.datasets[name][1]) / total)
             for name, backdoor in self.scenario.backdoors.items()
         }

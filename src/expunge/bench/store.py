@@ -142,6 +142,8 @@ def digest(cell: Cell, device: str) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Scenario):
+        return _plain(value.as_dict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -1,7 +1,19 @@
-"""Datasets, their split over clients, and the backdoor that an attacker plants in them."""
+"""Datasets, their split over clients, and what some clients do to them: backdoors and wrong labels."""
 
 from expunge.data.backdoor import Backdoor, poison, stamp
 from expunge.data.datasets import DATASETS, ImageDataset, is_there, load
+from expunge.data.mislabelling import Mislabelling, mislabel
 from expunge.data.partition import dirichlet
 
-__all__ = ["DATASETS", "Backdoor", "ImageDataset", "dirichlet", "is_there", "load", "poison", "stamp"]
+__all__ = [
+    "DATASETS",
+    "Backdoor",
+    "ImageDataset",
+    "Mislabelling",
+    "dirichlet",
+    "is_there",
+    "load",
+    "mislabel",
+    "poison",
+    "stamp",
+]
