@@ -42,6 +42,16 @@ def test_the_papers_value_stands_beside_ours():
     assert "from its Table 1; seconds from Figure 1b." in bench_markdown(bench())
 
 
+def test_the_study_of_the_verdict_counts_with_exact_intervals():
+    verdicts = ["EQUIVALENT"] * 3 + ["UNDECIDED"] * 2 + ["UNDER-FORGOTTEN"] * 55
+    rows = [Row("patched", seed, test_accuracy=0.9, verdict=verdict) for seed, verdict in enumerate(verdicts)]
+    (table,) = tables(text := bench_markdown(Results("verdict", {}, {}, rows, {})))
+    # 3 of 60: scipy.stats.binomtest(3, 60).proportion_ci("exact") is 1.04% to 13.92%
+    assert table["patched"]["verdict"] == "equivalent 3 of 60 (1.0–13.9%), under-forgotten 55, undecided 2"
+    assert "exact 95% interval" in text
+    assert "mark" not in text
+
+
 def test_both_noises_are_the_variants_own():
     _, strong = tables(bench_markdown(bench()))
     assert strong["retrain noise, fresh init (low to high)"]["backdoor success (%)"] == "1.7–3.4"

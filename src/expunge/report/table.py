@@ -8,7 +8,7 @@ from expunge.report.contradictions import NOTES
 from expunge.report.layout import label_of, method_name, parts, reading_order
 from expunge.report.measures import MISSING, retrained_range, write_printed, write_summary, write_value
 from expunge.report.printed import PRINTED_SERIES, SOURCES, beside, is_its_own
-from expunge.report.verdicts import Mark, counted, mark_of, verdicts_on, worst
+from expunge.report.verdicts import Mark, counted, equivalent_of, mark_of, verdicts_on, worst
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ def caption(results: Results, near: str = "green", far: str = "red") -> str:
     counts = sorted({len({row.seed for row in part.rows}) for part in parts(results).values()})
     seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     marks = "No line has a mark: there is no verdict without retrained models."
-    if any(row.verdict is not None for row in results.rows):
+    if results.experiment == "verdict":
+        marks = "Behind the count of equivalent runs is the exact 95% interval of their share (Clopper-Pearson)."
+    elif any(row.verdict is not None for row in results.rows):
         marks = marks_mean(near, far)
     return f"Mean ± standard deviation over {seeds}. {marks}"
 
@@ -120,6 +122,9 @@ def _verdict(results: Results, method: str) -> Cell:
     counts = verdicts_on(results, method)
     if not counts:
         return Cell(MISSING)
+    # The study of the verdict counts: how often is the question there, and no line is praised or blamed for it.
+    if results.experiment == "verdict":
+        return Cell(equivalent_of(counts))
     # Retraining is the yardstick: marking it would praise it for being itself.
     return Cell(counted(counts), None if method.startswith("retrain") else mark_of(worst(counts)))
 

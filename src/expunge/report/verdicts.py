@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
+from expunge.auditing.intervals import clopper_pearson
 from expunge.auditing.verdict import Verdict
 from expunge.bench.measuring import FAILED
 from expunge.bench.results import Results
@@ -66,6 +67,20 @@ def counted(counts: Mapping[str, int]) -> str:
     if len(counts) == 1:
         return next(iter(counts)).lower()
     return ", ".join(f"{verdict.lower()} {count}" for verdict, count in Counter(counts).most_common())
+
+
+def equivalent_of(counts: Mapping[str, int]) -> str:
+    """In how many of its runs a model was called EQUIVALENT, with the exact interval (Clopper-Pearson, 95%); then others.
+
+    Example:
+        >>> equivalent_of({"EQUIVALENT": 1, "UNDER-FORGOTTEN": 57, "UNDECIDED": 2})
+        'equivalent 1 of 60 (0.0–8.9%), under-forgotten 57, undecided 2'
+    """
+    runs, called = sum(counts.values()), counts.get(Verdict.EQUIVALENT.value, 0)
+    limits = clopper_pearson(called, runs)
+    others = {verdict: count for verdict, count in counts.items() if verdict != Verdict.EQUIVALENT.value}
+    said = [f"equivalent {called} of {runs} ({100 * limits.low:.1f}–{100 * limits.high:.1f}%)"]
+    return ", ".join([*said, *(f"{verdict.lower()} {count}" for verdict, count in Counter(others).most_common())])
 
 
 def in_words(counts: Mapping[str, int]) -> str:
