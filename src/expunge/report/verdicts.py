@@ -70,7 +70,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def equivalent_of(counts: Mapping[str, int]) -> str:
-    """In how many of its runs a model was called EQUIVALENT, with the exact interval (Clopper-Pearson, 95%); then others.
+    """In how many runs a model was called EQUIVALENT, with the exact interval (Clopper-Pearson, 95%), and the others.
 
     Example:
         >>> equivalent_of({"EQUIVALENT": 1, "UNDER-FORGOTTEN": 57, "UNDECIDED": 2})
