@@ -11,6 +11,7 @@ from expunge.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Python
     from expunge.auditing.audit import audit
+    from expunge.auditing.statement import evidence
     from expunge.federation.keeping.memory import Memory
     from expunge.forgetting import forget
     from expunge.unlearning.hf_kcu_options import HfKcuOptions
@@ -34,6 +35,7 @@ __all__ = [
     "RetraceOptions",
     "SiteError",
     "audit",
+    "evidence",
     "forget",
     "methods",
 ]
@@ -47,6 +49,7 @@ _HOMES = {
     "RetraceKrylovOptions": "expunge.unlearning.retrace_options",
     "RetraceOptions": "expunge.unlearning.retrace_options",
     "audit": "expunge.auditing.audit",
+    "evidence": "expunge.auditing.statement",
     "forget": "expunge.forgetting",
     "methods": "expunge.unlearning.registry",
 }

@@ -6,7 +6,8 @@
 - The residual of conjugate gradient and the bound that follows: how far the step is from the one that was asked for.
 - The retained gradient ``||grad F_r||``: zero at a retrained optimum, so it should not grow.
 
-Each of these is passed by some model that forgot nothing; together they are a reason to look closer, or not to.
+Each of these is passed by some model that forgot nothing; together they are a reason to look closer, or not to. What
+supports forgetting is in checks.py and statement.py.
 """
 
 from __future__ import annotations
@@ -119,17 +120,17 @@ def retained_loss_evidence(was: float, is_now: float) -> Evidence:
 
 
 def gradient_evidence(was: float, is_now: float) -> Evidence:
-    """``||grad F_r||`` before and after: a model retrained to its end has none.
+    """``||grad F_r||`` before and after: a model retrained to its end has none, and many others have little.
 
     Example:
         >>> gradient_evidence(0.4, 0.1).leaning, gradient_evidence(0.4, 1.0).leaning
-        ('for', 'against')
+        ('neither', 'against')
     """
     values = {"before": was, "after": is_now}
     text = f"The gradient of the retained loss went from {was:.3g} to {is_now:.3g}"
     if is_now < was:
-        more = "nearer to a point where training without the data would rest, though there may be many of those"
-        return Evidence("retained gradient", "for", f"{text}: {more}.", values)
+        more = "nearer to a point where training without the data would rest, of which there are many"
+        return Evidence("retained gradient", "neither", f"{text}: {more}.", values)
     more = "no nearer to a point where training without the data would rest"
     return Evidence("retained gradient", "neither" if is_now <= 2 * was else "against", f"{text}: {more}.", values)
 
