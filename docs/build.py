@@ -40,6 +40,7 @@ from expunge.report.contradictions import contradictions_markdown
 from expunge.report.fingerprint import fingerprint, read_fingerprint
 from expunge.report.inline import inline_value
 from expunge.report.layout import parts
+from expunge.report.mixing import as_text, mixing_curves
 from expunge.report.plots import figures, save_figures
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +63,8 @@ VIEWS = {
 """What a block may ask for, by the word in brackets; all of them are made from a results file."""
 OF_THE_PACKAGE = {"expunge.report.contradictions": contradictions_markdown}
 """Blocks that need no results, by their source."""
+STUDY, MIXING = "results/verdict/results.json", "src/expunge/report/mixing.json"
+"""The study of the verdict, and what of it travels with the package: `expunge.report.mixing`."""
 REFERENCE = re.compile(r"\bimages/([\w.-]+)/([\w.-]+)\.png")
 NOT_PROSE = re.compile(
     r"^```.*?^```|`[^`\n]+`|<!--.*?-->|\]\([^)]*\)|https?://\S+|^\[\^\w+\]:[^\n]*(?:\n {4}[^\n]*)*",
@@ -151,7 +154,7 @@ def typed_numbers(document: str) -> list[str]:
 
 def problems(root: Path = ROOT) -> list[str]:
     """What in the documents is not as the results have it, in sentences."""
-    return [*_in_documents(root), *_in_pictures(root)]
+    return [*_in_documents(root), *_in_pictures(root), *_in_the_package(root)]
 
 
 def _in_documents(root: Path) -> Iterator[str]:
@@ -178,8 +181,25 @@ def _in_pictures(root: Path) -> Iterator[str]:
             yield f"{shown} was not made from results/{folder}/results.json as it is now."
 
 
+def _in_the_package(root: Path) -> Iterator[str]:
+    """The curve that audits show is the study's."""
+    file = root / MIXING
+    if file.parent.exists() and (file.read_text(encoding="utf-8") if file.exists() else "") != _mixing(root):
+        yield f"{MIXING} is not what {STUDY} says."
+
+
+def _mixing(root: Path) -> str:
+    """What belongs into the package's file; nothing where the study has no such curve."""
+    curves = mixing_curves(_results(root / STUDY)) if (root / STUDY).exists() else []
+    return as_text(curves) if curves else ""
+
+
 def write(root: Path = ROOT) -> None:
-    """Fill every block, and make every picture that a document refers to."""
+    """Fill every block, make every picture that a document refers to, and the curve that audits show."""
+    if (content := _mixing(root)) and (root / MIXING).parent.exists():
+        (root / MIXING).write_text(content, encoding="utf-8")
+    else:
+        (root / MIXING).unlink(missing_ok=True)
     for path in _documents(root):
         text = path.read_text(encoding="utf-8")
         if lost := _lost(text, root):

@@ -49,11 +49,23 @@ def test_an_audit_retrains_judges_and_shows(run, expunge):
     for name, own in content["methods"].items():
         assert own["verdict"] in ("EQUIVALENT", "UNDER-FORGOTTEN", "OVER-FORGOTTEN", "DAMAGED", "UNDECIDED"), name
         assert own["verdict"] in out
-        assert {found["measure"] for found in own["findings"]} >= {"test_accuracy", "asr", "kl_forget", "retained_auc"}
+        assert own["number"] in " ".join(out.split())
+        assert own["limits"] in " ".join(out.split())
+        assert {found["measure"] for found in own["findings"]} >= {
+            "test_accuracy",
+            "forget_loss",
+            "trigger_rank",
+            "nearby_pull",
+            "distance",
+        }
         assert list(own["attacks"]) == ["loss", "modified entropy", "shadow models", "RMIA", "LiRA"]
         assert len(own["attacks"]["LiRA"]["retrained"]) == 5
         assert {found["what"] for found in own["evidence"]} >= {"held-out data", "retained loss", "retained gradient"}
     assert "l2" in content["certificate"].lower() or "L2" in content["certificate"]
+    attempts = {name: own["attempt"] for name, own in content["methods"].items()}
+    assert sorted(attempts.values()) == [1, 2]
+    assert {own["level"] for own in content["methods"].values()} == {0.05, 0.025}
+    assert "2nd model audited for this request: judged at a level of 2.5%." in out
     assert {"audit.html", "audit-scores.png", "audit-roc.png"} <= {file.name for file in folder.iterdir()}
     made = {file: file.stat().st_mtime_ns for file in folder.glob("retrain-*/model.safetensors")}
     assert expunge("forget", "run", "--client", "client-3", "--method", "do-nothing")[0] == 0
@@ -62,6 +74,8 @@ def test_an_audit_retrains_judges_and_shows(run, expunge):
     methods = json.loads(out)["without-client-3"]["methods"]
     assert methods.keys() == content["methods"].keys() | {"do-nothing"}
     require_doing_nothing_to_be_told(methods)
+    assert {name: own["attempt"] for name, own in methods.items()} == {**attempts, "do-nothing": 3}
+    assert all(methods[name]["nonce"] == own["nonce"] for name, own in content["methods"].items())
     assert {file: file.stat().st_mtime_ns for file in folder.glob("retrain-*/model.safetensors")} == made
 
 
@@ -86,10 +100,25 @@ def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge)
     content = json.loads((run / "without-client-3" / "audit.json").read_text())
     own = content["methods"]["retrace-krylov"]
     assert own["verdict"] == "UNDECIDED"
+    assert own["number"] == own["reason"]
     assert "retrained models" in own["reason"]
     assert own["attacks"] == {}
     assert len(own["evidence"]) == 4
     assert "UNDECIDED" in out
+
+
+def test_another_nonce_is_another_attempt_and_the_same_is_not(run, expunge):
+    def asked(*options):
+        code, out, err = expunge("audit", "run", "--retrains", "0", "--json", *options)
+        assert code == 0, err
+        own = json.loads(out)["without-client-3"]["methods"]["fine-tuning"]
+        return own["attempt"], own["nonce"]
+
+    first = asked("--nonce", "the auditor's")
+    assert first[1] == "the auditor's"
+    assert asked() == asked("--nonce", "the auditor's") == first
+    again = asked("--nonce", "another")
+    assert again == (first[0] + 2, "another"), "both models were asked again"
 
 
 def test_nothing_to_audit_is_one_line(tmp_path, monkeypatch, expunge):

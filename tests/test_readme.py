@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import expunge
-from expunge.bench.results import Results, Row, Variant
+from expunge.bench.results import Results, Row, Series, Variant
+from expunge.report.mixing import known_curves
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -219,6 +220,25 @@ def test_a_block_that_asks_for_something_else_is_found(small):
     ]
     with pytest.raises(SystemExit, match="shorter"):
         build.write(small)
+
+
+def test_the_curve_that_audits_show_is_the_studys(small):
+    build = build_script()
+    file = small / build.MIXING
+    file.parent.mkdir(parents=True)
+    assert build.problems(small) == []
+    x, y = [0.0, 10.0, 20.0], [0.9, 0.5, 0.0]
+    names = ("percent of trained weights", "mixtures: share called EQUIVALENT")
+    curves = [Series("fresh start", "digits", *names, x, y), Series("other", "digits", "epochs", "share", x, y)]
+    (small / build.STUDY).parent.mkdir()
+    Results("verdict", {}, {}, [], {}, series=curves).save(small / build.STUDY)
+    assert [found for found in build.problems(small) if "mixing.json is not what" in found]
+    build.write(small)
+    assert build.problems(small) == []
+    assert known_curves(file) == curves[:1]
+    (small / build.STUDY).unlink()
+    build.write(small)
+    assert not file.exists()
 
 
 def test_the_papers_contradictions_come_from_the_package(small):

@@ -1,7 +1,6 @@
 """Attacks put together: whose shadows, on which samples, in which direction; beside the formulas themselves."""
 
 import dataclasses
-from statistics import stdev
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from expunge.auditing.comparison import beside_retrained
 from expunge.auditing.exam import Exam, Measured
 from expunge.auditing.lira import lira
 from expunge.auditing.membership import measure_attack
-from expunge.auditing.model_audit import Panel
+from expunge.auditing.model_audit import Asked, Panel
 from expunge.auditing.rmia import rmia
 from expunge.auditing.signals import membership_scores
 from expunge.core.vectors import Snapshot
@@ -119,21 +118,17 @@ def test_shadow_models_are_left_out_where_they_have_nothing_to_learn_from():
     assert "shadow models" not in attack_scores(few, TRAINED, RETRAINED), "no shadow answered for class 2"
 
 
-def test_a_model_counts_neither_among_its_references_nor_in_the_noise_that_is_shown():
-    same = [model(seed) for seed in (20, 21, 22)]
-    found = EXAM.judgement(same[0], TRAINED, RETRAINED, same)
-    shown = {own.measure.name: own.same_init for own in found.findings}
-    assert shown["forget_loss"] == pytest.approx(stdev(own.alone["forget_loss"] for own in same[1:]))
+def test_a_model_does_not_count_among_its_own_references():
     assert EXAM.judgement(RETRAINED[0], TRAINED, RETRAINED) == EXAM.judgement(RETRAINED[0], TRAINED, RETRAINED[1:])
 
 
 class TestPanel:
     PANEL = Panel(EXAM, TRAINED, RETRAINED)
+    JUDGEMENT, ASKED = EXAM.judgement(FORGOT, TRAINED, RETRAINED), Asked("nonce")
 
     def test_every_model_is_in_its_place(self):
-        found = self.PANEL.audit(FORGOT)
-        assert found.judgement == EXAM.judgement(FORGOT, TRAINED, RETRAINED)
-        assert found.judgement != EXAM.judgement(TRAINED, TRAINED, RETRAINED)
+        found = self.PANEL.audit(FORGOT, self.JUDGEMENT, self.ASKED)
+        assert (found.judgement, found.provenance.nonce) == (self.JUDGEMENT, "nonce")
         trained, own, *others = (attack_scores(EXAM, each, RETRAINED) for each in (TRAINED, FORGOT, *RETRAINED))
         for attack, compared in found.attacks.items():
             scores = [each[attack] for each in others]
@@ -147,21 +142,23 @@ class TestPanel:
         assert found.klom.before.value > found.klom.after.value > found.klom.after.noise_floor
 
     def test_the_strongest_attack_is_that_on_the_trained_model(self):
-        reached = {name: own.trained.auc.value for name, own in self.PANEL.audit(FORGOT).attacks.items()}
+        attacks = self.PANEL.audit(FORGOT, self.JUDGEMENT, self.ASKED).attacks
+        reached = {name: own.trained.auc.value for name, own in attacks.items()}
         assert self.PANEL.strongest == max(reached, key=reached.get)
         assert reached[self.PANEL.strongest] > min(reached.values())
         assert Panel(EXAM, TRAINED, []).strongest is None
 
     def test_more_evidence_stands_behind_the_held_out_data(self):
-        more = self.PANEL.audit(FORGOT).evidence[0]
-        assert self.PANEL.audit(FORGOT, [more]).evidence == (more, more)
+        more = self.PANEL.audit(FORGOT, self.JUDGEMENT, self.ASKED).evidence[0]
+        assert self.PANEL.audit(FORGOT, self.JUDGEMENT, self.ASKED, [more]).evidence == (more, more)
 
 
 def test_outputs_that_are_not_finite_say_nothing_but_that():
     wild = dataclasses.replace(FORGOT, forget_logits=FORGOT.forget_logits * torch.nan)
     assert not wild.is_finite
     assert isinstance(wild, Measured)
-    found = Panel(EXAM, TRAINED, RETRAINED).audit(wild)
+    judged = EXAM.judgement(wild, TRAINED, RETRAINED)
+    found = Panel(EXAM, TRAINED, RETRAINED).audit(wild, judged, Asked("nonce"))
     assert (found.verdict, found.attacks, found.klom) == ("DAMAGED", {}, None)
     measured = EXAM.measure(lambda inputs: torch.full((len(inputs), CLASSES), torch.inf), TRAINED.model)
     assert [measured.alone[name] for name in ("forget_loss", "mia_auc", "mia_success")] == [None] * 3

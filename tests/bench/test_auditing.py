@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import expunge
 from expunge.auditing.functional import predict
 from expunge.auditing.membership import measure_attack
+from expunge.auditing.probes import probe_seed
 from expunge.bench.auditing import audit, retrain_more, retrain_options, retrained_again
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.run_folder import RunFolder
@@ -74,11 +75,17 @@ def measured(models, federation):
     )
 
 
-def test_each_method_is_judged_by_its_own_model(audited, measured):
-    exam, named, retrained = measured
+def test_each_method_is_judged_by_its_own_model(audited, models, federation):
+    """By questions that were drawn for it, each counted as one more attempt."""
+    named, retrained = models
     assert set(audited.methods) == set(METHODS)
-    for name, own in audited.methods.items():
-        assert own.judgement == exam.judgement(named[name], named["trained"], retrained)
+    for attempt, (name, own) in enumerate(audited.methods.items(), start=1):
+        evaluation = Evaluation(federation, REQUEST)
+        seed = probe_seed(named[name].digest, own.provenance.nonce)
+        drawn = evaluation.drawn(evaluation.exam.drawn(seed))
+        model, before, *others = (drawn.measure(each) for each in (named[name], named["trained"], *retrained))
+        assert own.judgement == drawn.exam.judgement(model, before, others, attempt)
+        assert own.provenance.counted
     assert audited.methods["do-nothing"].judgement != audited.methods["fine-tuning"].judgement
     assert audited.methods["do-nothing"].verdict == "UNDER-FORGOTTEN"
 
@@ -152,10 +159,20 @@ def test_what_was_looked_at_is_written_down(audited, models):
     assert len({*content["methods"]["fine-tuning"]["models"]["retrained"]}) == RETRAINS
 
 
-def test_a_model_with_a_backdoor_is_asked_with_its_trigger(audited, measured):
-    _, named, _ = measured
-    values = {found.measure.name: found.value for found in audited.methods["fine-tuning"].findings}
-    assert values["asr"] == named["fine-tuning"].alone["asr"] != named["trained"].alone["asr"]
+def test_a_model_with_a_backdoor_is_asked_with_its_trigger(audited):
+    found = {found.measure.name: found for found in audited.methods["fine-tuning"].findings}
+    assert {"asr", "trigger_pull", "trigger_rank", "nearby_pull"} <= set(found)
+    assert found["asr"].value != found["asr"].trained
+
+
+def test_the_same_audit_again_is_no_further_attempt(audited, folder, federation):
+    again = audit(folder, "without-client-1", federation)
+    assert {name: own.judgement for name, own in again.methods.items()} == {
+        name: own.judgement for name, own in audited.methods.items()
+    }
+    other = audit(folder, "without-client-1", federation, nonce="another")
+    attempts = [own.judgement.attempt for own in other.methods.values()]
+    assert min(attempts) > max(own.judgement.attempt for own in audited.methods.values())
 
 
 def test_no_retrained_models_no_attacks(folder, federation, tmp_path):

@@ -210,7 +210,9 @@ def model_with(parameters, value, asr):
     """A measured model in made-up numbers."""
     outputs = torch.tensor([[float(parameters[0]), 0.0]])
     alone = dict.fromkeys(ALONE, value) | {"asr": asr}
-    return Measured(Snapshot(torch.tensor(parameters), {}), outputs, outputs, outputs, None, 0.5, alone)
+    return Measured(
+        Snapshot(torch.tensor(parameters), {}), outputs, outputs, outputs, None, outputs[:, 0], torch.zeros(0, 2), alone
+    )
 
 
 def test_causal_faithfulness_that_measures_noise_is_left_out(evaluation):

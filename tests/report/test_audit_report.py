@@ -8,19 +8,20 @@ import pytest
 from matplotlib import pyplot
 from rich.console import Console
 
-from auditing.synthetic import observed, retrained, trained
+from expunge.auditing import words
 from expunge.auditing.comparison import Scores, beside_retrained
 from expunge.auditing.evidence import Evidence
+from expunge.auditing.measures import MEASURES, Compared
 from expunge.auditing.model_audit import ModelAudit, Provenance
 from expunge.auditing.verdict import Judgement, Verdict, judge
 from expunge.bench.auditing import Audit
-from expunge.bench.results import Results, Row
+from expunge.bench.results import Results, Row, Series
 from expunge.errors import DataError, RequestError
-from expunge.report import publish_audit, terminal_audit
+from expunge.report import mixing, publish_audit, terminal_audit
 from expunge.report.audit_page import render_audit
 from expunge.report.audit_plots import audit_figures, roc_plot, scores_plot
-from expunge.report.audit_text import interval_text
-from expunge.report.audit_verdict import position, verdict_plot
+from expunge.report.audit_text import margin_text
+from expunge.report.audit_verdict import scaled, verdict_plot
 from expunge.report.measures import MISSING
 from expunge.report.palette import NOISE
 from report.test_page import Reader
@@ -30,8 +31,30 @@ EVIDENCE = (
     Evidence("retained loss", "neither", "It went from 0.1 to 0.1.", {"before": 0.1, "after": 0.1}),
     Evidence("solver", "against", "It met <negative> curvature.", {}),
 )
-PROVENANCE = Provenance("0a", "1b", ("2c", "3d"), "2026-01-02T03:04:05+00:00", "0.1.0")
-KEPT = {"fine-tuning": 1.0, "retrace": 0.0}
+PROVENANCE = Provenance("0a", "1b", ("2c", "3d"), "2026-01-02T03:04:05+00:00", "0.1.0", "secret", counted=True)
+KEPT = {"fine-tuning": 0.9, "retrace": 0.02}
+RETRAINED = {  # the mean of retrained models, their standard deviation, and the trained model's value
+    "forget_loss": (2.0, 0.05, 0.1),
+    "forget_accuracy": (0.5, 0.01, 0.99),
+    "mia_auc": (0.52, 0.04, 0.6),
+    "distance": (0.1, 0.01, 0.9),
+    "asr": (0.02, 0.005, 0.95),
+    "trigger_pull": (0.1, 0.1, 8.0),
+    "test_accuracy": (0.94, 0.003, 0.945),
+    "test_loss": (0.2, 0.01, 0.19),
+}
+SPREAD = (-1.2, 0.7, 0.0, 1.1, -0.6)
+
+
+def measures(kept, without=(), damage=0.0, trained=None):
+    """A model that kept a share of what the trained one shows, beside five retrained models."""
+    found = []
+    for name, (mean, spread, before) in RETRAINED.items():
+        if name not in without:
+            value = mean + kept * (before - mean) - (damage if name == "test_accuracy" else 0.0)
+            before = mean if trained == "forgot" else before
+            found.append(Compared(MEASURES[name], value, before, tuple(mean + spread * part for part in SPREAD)))
+    return found
 
 
 def scores(seed, shift, others=400):
@@ -43,7 +66,7 @@ def method_audit(kept, others=400, **how):
     """A method that kept a share of what there was to know, with two attacks on it and five retrained models."""
     references = [scores(seed, 0.1, others) for seed in range(5)]
     before, after = scores(10, 1.5, others), scores(11, 0.1 + 1.4 * kept, others)
-    judgement = judge(retrained=retrained(**how), trained=trained(**how), candidate=observed(70, kept=kept, **how))
+    judgement = judge(measures(kept, **how))
     found = beside_retrained(before, after, references, np.ones(others))
     own = ModelAudit(judgement, {"loss": found, "LiRA": found}, EVIDENCE, PROVENANCE)
     return own, {"trained": before, "retrained": references[0]}, after
@@ -56,7 +79,7 @@ def synthetic(others=400, **how):
         drawn |= shared | {name: after}
     rows = [Row("trained", 0, test_accuracy=0.9)]
     return Audit(
-        Results("run/without-client-3", {}, {}, rows, {}),
+        Results("run/without-client-3", {"forgotten": ["client-3"]}, {}, rows, {}),
         methods,
         "loss",
         drawn,
@@ -142,62 +165,107 @@ def test_roc_is_logarithmic_with_a_line_a_model_and_the_diagonal(audit):
         assert max(line.get_xdata()) <= 1
 
 
-def test_verdict_panel_marks_what_was_told_and_doing_nothing(audit):
+def marks(figure, name):
+    return [line for axes in figure.axes for line in axes.lines if line.get_gid() == name]
+
+
+def test_the_picture_has_the_margin_the_model_and_doing_nothing_of_every_measure(audit):
     for own in audit.methods.values():
         figure = verdict_plot("retrace", own.judgement)
-        axes, found = figure.axes[0], own.judgement.findings
-        assert len([bar for bar in axes.patches if bar.get_gid() == NOISE]) == len(found) == 9
-        marks = [line for line in axes.lines if line.get_gid() == "model"]
-        red = [mark for mark in marks if mark.get_markerfacecolor() == "#b3261e"]
-        assert len(red) == sum(finding.deviates for finding in found)
-        rings = [line for line in axes.lines if line.get_gid() == "doing-nothing"]
-        assert len(rings) == len(marks) == 9
+        found = own.findings
+        bars = [bar for axes in figure.axes for bar in axes.patches if bar.get_gid() == NOISE]
+        assert len(bars) == len(found) == len(RETRAINED)
+        models, rings = marks(figure, "model"), marks(figure, "doing-nothing")
+        assert len(models) == len(rings) == len(found)
+        red = [mark for mark in models if mark.get_markerfacecolor() == "#b3261e"]
+        assert len(red) == sum(one.outcome == "outside" for one in found)
         assert all(ring.get_markerfacecolor() == "none" for ring in rings)
-        assert any(ring.get_marker() == ">" for ring in rings), "the attack's success is far out"
-        assert own.judgement.verdict.value in axes.get_title(loc="left")
+        assert [ring.get_xdata()[0] for ring in rings[:6]] == pytest.approx([1.0] * 6), "doing nothing keeps all"
+        assert [model.get_xdata()[0] for model in models[:6]] == pytest.approx([scaled(one).share for one in found[:6]])
+        assert own.verdict.value in figure.axes[0].get_title(loc="left")
         assert len(figure.legends) == 1
 
 
-def test_the_edges_of_an_interval_are_one(audit):
-    for finding in audit.methods["retrace"].judgement.findings:
-        assert position(finding, finding.retrained) == 0
-        assert [position(finding, edge) for edge in (finding.low, finding.high) if np.isfinite(edge)] == pytest.approx(
-            [side for side, edge in ((-1, finding.low), (1, finding.high)) if np.isfinite(edge)]
-        )
-        assert (
-            finding.deviates
-            or abs(position(finding, finding.value)) <= 1
-            or not np.isfinite(finding.low + finding.high)
-        )
+def test_a_measure_that_is_left_out_is_faint_and_said(audit):
+    own = audit.methods["retrace"]
+    assert [one.measure.name for one in own.findings if not one.usable] == ["mia_auc"]
+    figure = verdict_plot("retrace", own.judgement)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert [label for label in labels if label.endswith("(left out)")] == [
+        "membership AUC of the forgotten data (left out)"
+    ]
+    faint = [mark for mark in marks(figure, "model") if mark.get_alpha() < 1]
+    assert [labels[int(mark.get_ydata()[0])] for mark in faint] == ["membership AUC of the forgotten data (left out)"]
+    assert "left out: too noisy" in render_audit(audit)
+    row = next(line for line in printed(audit, 120).splitlines() if "membership AUC" in line)
+    assert "–" in row
 
 
-def test_limits_that_nothing_can_pass_are_not_written(audit):
-    found = {finding.measure.name: finding for finding in audit.methods["retrace"].judgement.findings}
-    assert interval_text(replace(found["asr"], low=-0.03, high=0.05)) == "at most 5.0%"
-    assert interval_text(replace(found["test_accuracy"], low=0.93, high=np.inf)) == "at least 93.0%"
-    assert interval_text(replace(found["forget_accuracy"], low=0.4, high=0.6)) == "40.0% to 60.0%"
-    assert interval_text(replace(found["asr"], low=-1.0, high=2.0)) == "anything"
-    assert interval_text(replace(found["forget_loss"], low=1.0, high=2.0)) == "1.000 to 2.000"
+def test_use_is_drawn_towards_the_worse_side_in_margins():
+    accuracy, loss = judge(measures(0.0, damage=0.06)).findings[-2:]
+    assert scaled(accuracy).share == pytest.approx(2.0)
+    assert scaled(accuracy).trained == pytest.approx(-0.005 / 0.03)
+    assert scaled(loss).trained == pytest.approx(-0.01 / 0.15)
 
 
-def test_page_says_verdicts_reasons_power_and_all_tables(audit):
+def test_edges_that_nothing_can_pass_are_not_written(audit):
+    found = {one.measure.name: one for one in audit.methods["retrace"].findings}
+    assert margin_text(replace(found["asr"], retrained=0.02, margin=0.03)) == "at most 5.0%"
+    assert margin_text(replace(found["test_accuracy"], retrained=0.96, margin=0.03)) == "at least 93.0%"
+    assert margin_text(replace(found["forget_accuracy"], retrained=0.5, margin=0.1)) == "40.0% to 60.0%"
+    assert margin_text(replace(found["asr"], retrained=0.5, margin=2.0)) == "anything"
+    assert margin_text(replace(found["trigger_pull"], retrained=0.5, margin=2.0)) == "-1.500 to 2.500"
+
+
+def test_page_says_the_sentence_the_number_and_the_limits_before_all_details(audit):
     page = render_audit(audit)
     reader = Reader(page)
     text = " ".join(reader.text)
+    first, details = text.split(" Details ")
     for own in audit.methods.values():
-        assert own.judgement.verdict.value in text
-        assert own.judgement.reason in text
-        for finding in own.judgement.findings:
-            assert finding.measure.label in text
-    assert page.count(audit.methods["retrace"].judgement.power.sentence.replace("'", "&#x27;")) == 1
-    assert 'class="card result near"' in page
-    assert 'class="card result far"' in page
-    for part in ("LiRA: TPR at 1% FPR", "speaks against forgetting", "not a proof of forgetting", "told apart"):
-        assert part in text
+        assert words.sentence(own.verdict, "the data of client-3") in first
+        assert words.number(own.judgement) in first
+        assert own.reason in first
+        for finding in own.findings:
+            assert finding.measure.label in details
+    assert words.LIMITS in first
+    assert "1st model audited for this request: judged at a level of 5%." in first
+    assert all(own.power.sentence in details for own in audit.methods.values())
+    assert 'result first near"' in page
+    assert 'result first far"' in page
+    for part in ("LiRA: TPR at 1% FPR", "speaks against forgetting", "outside"):
+        assert part in details
     images = [link for link in reader.links if link.startswith("data:image/svg+xml;base64,")]
     assert len(images) == 8
     assert all(link.startswith("#") and f'id="{link[1:]}"' in page for link in reader.links if link not in images)
     assert "://" not in page
+
+
+def test_the_measured_curve_stands_beside_the_limits(audit, tmp_path, monkeypatch):
+    assert "Measured: " not in printed(audit) + render_audit(audit)
+    names = ("percent of trained weights", "mixtures: share called EQUIVALENT")
+    curves = [Series("fresh start", "digits", *names, [0.0, 10.0, 20.0], [0.9, 0.55, 0.02])]
+    (tmp_path / "mixing.json").write_text(mixing.as_text(curves))
+    monkeypatch.setattr(mixing.known_curves, "__defaults__", (tmp_path / "mixing.json",))
+    said = "called EQUIVALENT were up to 55% of the models with 10% of the trained weights in them, 2% with 20%."
+    page = Reader(render_audit(audit))
+    assert f"{words.LIMITS} Measured: {said}" in " ".join(page.text)
+    assert len([link for link in page.links if link.startswith("data:")]) == 10
+    assert said in " ".join(printed(audit).split())
+
+
+def test_a_retrained_model_that_was_refused_is_named():
+    found = [replace(one, retrained=(*one.retrained, *one.retrained)) for one in measures(0.02)]
+    spoiled = [
+        replace(one, retrained=(*one.retrained[:-1], 0.5)) if one.measure.name == "asr" else one for one in found
+    ]
+    own = ModelAudit(judge(spoiled), {}, (), replace(PROVENANCE, retrained=tuple(f"d{n}" for n in range(10))))
+    assert [one.number for one in own.judgement.refused] == [9]
+    audit = replace(synthetic(), methods={"retrace": own})
+    for text in (render_audit(audit), printed(audit), str(own)):
+        assert "retrained[9] is unlike the others" in " ".join(text.split())
+    assert "<dt>retrained[9]</dt><dd>d9 (left out)</dd>" in render_audit(audit)
+    assert "<dt>retrained[8]</dt><dd>d8</dd>" in render_audit(audit)
 
 
 def test_page_says_which_models_were_looked_at_when_and_which_attack_is_drawn(audit):
@@ -209,20 +277,21 @@ def test_page_says_which_models_were_looked_at_when_and_which_attack_is_drawn(au
         "do nothing (trained)": "0a",
         "fine-tuning": "1b",
         "retrace": "1b",
-        "retrained model 1": "2c",
-        "retrained model 2": "3d",
+        "nonce for fine-tuning": "secret",
+        "nonce for retrace": "secret",
+        "retrained[0]": "2c",
+        "retrained[1]": "3d",
     }
     assert page.count("The attack is loss.</figcaption>") == 2
     assert "The attack is LiRA." in render_audit(replace(audit, attack="LiRA"))
 
 
-def test_passing_where_doing_nothing_passes_is_not_marked():
-    blind = synthetic(trace=0.0)
-    page = render_audit(blind)
-    assert {own.judgement.verdict.value for own in blind.methods.values()} == {"UNDECIDED"}
-    row = re.search(r"<tr><th[^>]*>attack success</th>(.*?)</tr>", page).group(1)
+def test_within_a_margin_that_carries_no_claim_is_not_marked(audit):
+    row = re.search(r"<tr><th[^>]*>membership AUC of the forgotten data</th>(.*?)</tr>", render_audit(audit)).group(1)
     assert "near" not in row
-    assert "<small>passes</small>" in row
+    assert "left out: too noisy" in row
+    row = re.search(r"<tr><th[^>]*>attack success</th>(.*?)</tr>", render_audit(audit)).group(1)
+    assert 'class="far"' in row
 
 
 def test_everything_is_escaped(audit):
@@ -246,6 +315,15 @@ def test_terminal_fits_and_says_it(audit):
     text = printed(audit)
     for part in ("UNDER-FORGOTTEN", "EQUIVALENT", "With 5 retrained models", "TPR at", "retrained, mean of 5", "<why>"):
         assert part in text
+    flowing = " ".join(text.split())
+    for own in audit.methods.values():
+        assert words.sentence(own.verdict, "the data of client-3") in flowing
+        assert words.number(own.judgement) in flowing
+        assert own.reason in flowing
+    assert flowing.count(audit.methods["retrace"].power.sentence) == 1, "what is told needs no power"
+    assert words.LIMITS in flowing
+    assert "1st model audited for this request" in flowing
+    assert "nonce secret" in flowing
     line = next(line for line in text.splitlines() if re.match(r"fine-tuning +\d\.\d{3}", line))
     assert line.count("✗") == 2
     assert "It met <negative> curvature." in text
@@ -258,7 +336,7 @@ def test_square_brackets_are_no_markup_in_the_terminal(audit):
 
 def test_without_retrained_models_there_is_evidence_only(alone, tmp_path):
     page = publish_audit(alone, tmp_path).read_text(encoding="utf-8")
-    assert 'class="card result open"' in page
+    assert 'class="card result first open"' in page
     assert "0 retrained models show no noise." in page
     assert "No retrained models: nothing was compared" in page
     assert "They look like held-out ones." in page
@@ -272,7 +350,7 @@ def test_without_retrained_models_there_is_evidence_only(alone, tmp_path):
 
 
 def test_a_clean_client_has_no_attack_success(tmp_path):
-    clean = synthetic(asr=None, forget_auc=None, retained_auc=None)
+    clean = synthetic(without=("asr", "trigger_pull"))
     axes = verdict_plot("retrace", clean.methods["retrace"].judgement).axes[0]
     assert "attack success" not in [label.get_text() for label in axes.get_yticklabels()]
     publish_audit(clean, tmp_path)
@@ -309,7 +387,7 @@ def test_json_holds_the_audit_to_six_digits(audit, tmp_path):
     assert own["evidence"][0]["values"]["auc"] == 0.512346
     expected = audit.methods["retrace"].attacks["LiRA"].gap.auc
     assert own["attacks"]["LiRA"]["gap"]["auc"] == pytest.approx(list(expected), rel=1e-5)
-    assert {found["measure"] for found in own["findings"]} >= {"asr", "kl_forget"}
+    assert {found["measure"] for found in own["findings"]} >= {"asr", "forget_loss"}
 
 
 def test_a_value_that_is_no_number_is_refused(audit, tmp_path):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from expunge.auditing.attempts import asked_now, samples_digest
 from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence, solver_evidence
 from expunge.auditing.exam import Exam, Samples, Trigger
 from expunge.auditing.given import (
@@ -42,12 +44,18 @@ def audit(
     triggered: Sequence[bool] | Tensor | None = None,
     loss: object = "cross_entropy",
     l2: float = 0.0,
+    nonce: str | None = None,
+    record: str | Path | None = None,
 ) -> ModelAudit:
     """Judge a model that is said to have forgotten, beside models that were retrained without the data.
 
-    Five retrained models, each from a fresh initialisation with a seed of its own, are a good start: below three the
-    verdict is UNDECIDED, and where more would decide, the reason says how many. Models are left as they are. Only
-    classifiers can be judged: every measure compares class scores.
+    Give at least five retrained models, each from a fresh initialisation with a seed of its own; ten are better: with
+    fewer than five nothing is EQUIVALENT, and where more would decide, the reason says how many. Models are left as
+    they are. Only classifiers can be judged: every measure compares class scores.
+
+    What a model is asked is drawn when it is fixed: which half of the unseen samples, and where else a trigger is put,
+    by its digest and the nonce. Keep the nonce, and as many of the unseen samples as you can, from whoever made the
+    model.
 
     Args:
         before: the trained model, which knows the data.
@@ -61,6 +69,10 @@ def audit(
         triggered: which of the forgotten samples carry the trigger; they are then compared with stamped unseen ones.
         loss: of the training, for the retained loss; a cross-entropy.
         l2: the training's L2 factor (weight decay).
+        nonce: any text that the maker of the model does not know; by default a random one. The same gives the same
+            audit again.
+        record: a JSON file that counts the audits of each request (that is, of the forgotten samples): the level is
+            spent over attempts. Without it this one counts as the first.
 
     Raises:
         DataError: samples that do not fit the models or each other.
@@ -92,13 +104,16 @@ def audit(
     weights = {name: weights_of(module, name) for name, module in models.items()}
     _require_different(weights)
     exam = _exam(models, forgotten, unseen, retained, _triggers(trigger, target, triggered), triggered)
+    asked = asked_now(record, samples_digest(exam.forgotten), weights["after"].digest, nonce)
+    drawn = asked.probes(exam, weights["after"])
     first, second, *others = (
-        exam.measure(partial(answers_of, module), weights[name]) for name, module in models.items()
+        drawn.measure(partial(answers_of, module), weights[name]) for name, module in models.items()
     )
     evidence = [] if exam.retained is None else _retained_evidence(models, exam.retained, trained_with)
     if isinstance(after, Outcome):
         evidence.append(solver_evidence(after.details))
-    return Panel(exam, first, others).audit(second, evidence)
+    judgement = drawn.judgement(second, first, others, asked.attempt)
+    return Panel(drawn, first, others).audit(second, judgement, asked, evidence)
 
 
 def _triggers(

@@ -1,7 +1,8 @@
 """One exam for all models: the samples that they are asked about, and what their answers say of each alone.
 
 Trained, forgotten and retrained models answer for the same samples: those to forget, unseen ones, and, where there are
-some, retained ones and unseen ones with a trigger. Benchmark federations and somebody's own models sit the same exam.
+some, retained ones and unseen ones with a trigger, in its place and elsewhere. Benchmark federations and somebody's own
+models sit the same exam. An audit draws its questions when the model is fixed (``Exam.drawn``).
 """
 
 from __future__ import annotations
@@ -9,27 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expunge.auditing.backdoor import attack_success_rate
+from expunge.auditing.answers import copied, margin_distance, margins_of
 from expunge.auditing.comparison import Scores
 from expunge.auditing.functional import accuracy, mean_loss
-from expunge.auditing.measures import Observed
+from expunge.auditing.measures import Compared, Measure, compared
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
+from expunge.auditing.probes import Nearby, drawn_samples, nearby_triggers
 from expunge.auditing.signals import membership_scores
-from expunge.auditing.verdict import Judgement, judge
+from expunge.auditing.triggers import TriggerAsked, mean_hold
+from expunge.auditing.verdict import Judgement, Verdict, judge
+from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
+from expunge.errors import ModelError, RequestError
 
 Samples = tuple[Tensor, Tensor]
 """Inputs and labels."""
 
 Answers = Callable[[Tensor], Tensor]
 """A model as the exam sees it: logits for inputs."""
+
+LEAST_FORGOTTEN, LEAST_UNSEEN = 20, 50
+"""Below so many samples one of them is worth 5 or 2 points: more than is to be told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +57,8 @@ class Measured:
         forget_logits: for the samples to forget.
         other_logits: for the non-members that a membership attack compares these with.
         retained_logits: for the retained samples, or None.
-        retained_auc: membership AUC of the retained samples, or None.
+        margins: log-odds of the forgotten samples' own labels.
+        nearby_pulls: of moved and noisy triggers, towards every class; empty without a trigger.
         alone: by the names of results; what outputs that are not finite cannot say is None.
     """
 
@@ -59,7 +67,8 @@ class Measured:
     forget_logits: Tensor
     other_logits: Tensor
     retained_logits: Tensor | None
-    retained_auc: float | None
+    margins: Tensor
+    nearby_pulls: Tensor
     alone: dict[str, Any]
 
     @property
@@ -67,6 +76,11 @@ class Measured:
         """Whether all outputs are numbers."""
         known = (self.forget_logits, self.other_logits, self.retained_logits)
         return all(bool(torch.isfinite(logits).all()) for logits in known if logits is not None)
+
+    @property
+    def logits(self) -> Tensor:
+        """All its answers for samples as they are."""
+        return torch.cat([self.forget_logits, self.test_logits])
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +93,10 @@ class Exam:
     Attributes:
         forgotten: the samples to forget, with the labels that their owners gave them.
         unseen: samples that nobody trained on.
-        retained: samples that stay, for their own membership; or None.
+        retained: samples that stay, for the shadow attack; or None.
         triggers: the backdoors of those who leave.
         triggered: for each forgotten sample the number of its trigger, from 1 on; 0 is none. None: no sample has one.
+        seed: of the places where else the triggers are tried.
 
     Example:
         >>> images, labels = torch.eye(2).repeat(30, 1), torch.tensor([0, 1]).repeat(30)
@@ -95,54 +110,78 @@ class Exam:
     retained: Samples | None = None
     triggers: Sequence[Trigger] = ()
     triggered: Tensor | None = None
+    seed: int = 0
+
+    def drawn(self, seed: int) -> Exam:
+        """The same exam with questions that nobody knew before: unseen samples and trigger places by this seed."""
+        inputs, labels = self.unseen
+        chosen = drawn_samples(len(labels), seed).to(labels.device)
+        return replace(self, unseen=(inputs[chosen], labels[chosen]), seed=seed)
 
     def measure(self, answers: Answers, model: Snapshot) -> Measured:
         """A model alone: what it answers, with which weights."""
         (inputs, labels), (forget_inputs, forget_labels) = self.unseen, self.forgotten
         test_logits, forget_logits = answers(inputs), answers(forget_inputs)
-        stamped = [answers(trigger.stamp(inputs)) for trigger in self.triggers]
-        rates = [
-            attack_success_rate(logits, labels, trigger.target)
-            for logits, trigger in zip(stamped, self.triggers, strict=True)
+        asked = [
+            TriggerAsked(
+                answers, trigger.target, nearby, (inputs[usable], labels[usable]), test_logits[usable], trigger.stamp
+            )
+            for trigger, usable, nearby in zip(self.triggers, self._usable, self._nearby, strict=True)
         ]
-        poisoned = [logits[usable] for logits, usable in zip(stamped, self._usable, strict=True)]
+        alone = {
+            "test_accuracy": accuracy(test_logits, labels),
+            "test_loss": None,
+            "forget_accuracy": accuracy(forget_logits, forget_labels),
+            **mean_hold(asked),
+        }
+        pulls = [own.nearby_pulls for own in asked]
         found = Measured(
             model,
             test_logits,
             forget_logits,
-            torch.cat([test_logits, *poisoned]),
+            torch.cat([test_logits, *(own.stamped for own in asked)]),
             answers(self.retained[0]) if self.retained is not None else None,
-            None,
-            {
-                "test_accuracy": accuracy(test_logits, labels),
-                "forget_accuracy": accuracy(forget_logits, forget_labels),
-                "asr": fmean(rates) if rates else None,
-            },
+            margins_of(forget_logits, forget_labels),
+            torch.cat(pulls) if pulls else torch.zeros(0, test_logits.shape[1]),
+            alone,
         )
         return self._with_losses(found)
 
-    def observed(self, measured: Measured) -> Observed:
-        """The model as the verdict looks at it."""
-        return Observed(
-            measured.test_logits,
-            self.unseen[1],
-            measured.forget_logits,
-            self.forgotten[1],
-            asr=measured.alone["asr"],
-            forget_auc=measured.alone["mia_auc"],
-            retained_auc=measured.retained_auc,
-        )
-
     def judgement(
-        self, measured: Measured, trained: Measured, retrained: Sequence[Measured], same_init: Sequence[Measured] = ()
+        self, measured: Measured, trained: Measured, retrained: Sequence[Measured], attempt: int = 1
     ) -> Judgement:
         """The verdict on a model, beside retrained ones; one of these is judged by the others."""
-        return judge(
-            retrained=[self.observed(other) for other in retrained if other is not measured],
-            trained=self.observed(trained),
-            candidate=self.observed(measured),
-            same_init=[self.observed(other) for other in same_init if other is not measured],
-        )
+        others = [other for other in retrained if other is not measured]
+        require_comparable(measured, trained, others)
+        for what, least, count in (
+            ("forgotten", LEAST_FORGOTTEN, len(self.forgotten[1])),
+            ("unseen", LEAST_UNSEEN, len(self.unseen[1])),
+        ):
+            if count < least:
+                short = f"{count} {what} samples are too few for a verdict: at least {least} are needed."
+                return Judgement(Verdict.UNDECIDED, short, attempt=attempt)
+        if not measured.is_finite:
+            return Judgement(Verdict.DAMAGED, "The model's outputs are not finite.", attempt=attempt)
+        source = copied(measured.logits, [other.logits for other in others])
+        if source is not None:
+            text = f"It repeats the answers of retrained[{source}], which says nothing of its own: compare with others."
+            return Judgement(Verdict.UNDECIDED, text, attempt=attempt)
+        return judge(self.compared(measured, trained, others), attempt)
+
+    def compared(self, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> list[Compared]:
+        """Every measure of all models; a distance to the others is taken for each retrained one without itself."""
+        if not retrained:
+            return []
+        rest = [[other for other in retrained if other is not model] for model in retrained]
+        models = [(measured, retrained), (trained, retrained), *zip(retrained, rest, strict=True)]
+        own, before, *others = (model.alone | beside(model, them) for model, them in models)
+        return compared(own, before, others, self._step)
+
+    def _step(self, measure: Measure) -> float:
+        """What one sample is worth in a rate."""
+        usable = [int(own.sum()) for own in self._usable]
+        counts = {"test_accuracy": len(self.unseen[1]), "asr": min(usable, default=1)}
+        return 1 / counts.get(measure.name, len(self.forgotten[1])) if measure.rate else 0.0
 
     def scores(self, measured: Measured, signal: str) -> Scores:
         """The model's membership signal of the forgotten samples and of non-members, large for members."""
@@ -161,6 +200,15 @@ class Exam:
         """Labels of the non-members; a triggered one has its trigger's target."""
         labels = self.unseen[1]
         return torch.cat([labels, *(self._targets(number) for number in range(len(self.triggers)))])
+
+    @cached_property
+    def _nearby(self) -> list[list[Nearby]]:
+        """For each trigger, others like it."""
+        seeds = [derived_seed(self.seed, "nearby", number) for number in range(len(self.triggers))]
+        return [
+            nearby_triggers(trigger.stamp, self.unseen[0], own)
+            for trigger, own in zip(self.triggers, seeds, strict=True)
+        ]
 
     @cached_property
     def _usable(self) -> list[Tensor]:
@@ -188,7 +236,6 @@ class Exam:
     def _with_losses(self, found: Measured) -> Measured:
         """With what is said by losses; outputs that are not finite say nothing."""
         alone: dict[str, Any] = {"forget_loss": None, "mia_auc": None, "mia_success": None}
-        retained_auc = None
         if found.is_finite:
             labels = self.forgotten[1]
             attack = loss_threshold_attack(
@@ -197,18 +244,39 @@ class Exam:
                 _losses(found.other_logits, self.other_labels),
                 self._other_groups.cpu(),
             )
-            loss = mean_loss(found.forget_logits, labels)
-            alone = {"forget_loss": loss, "mia_auc": attack.auc, "mia_success": attack.success_rate}
-            retained_auc = self._retained_auc(found)
-        return replace(found, alone=found.alone | alone, retained_auc=retained_auc)
+            alone = {
+                "test_loss": mean_loss(found.test_logits, self.unseen[1]),
+                "forget_loss": mean_loss(found.forget_logits, labels),
+                "mia_auc": attack.auc,
+                "mia_success": attack.success_rate,
+            }
+        return replace(found, alone=found.alone | alone)
 
-    def _retained_auc(self, found: Measured) -> float | None:
-        """AUC of the retained samples beside unseen ones of the same labels."""
-        if self.retained is None or found.retained_logits is None:
-            return None
-        own, labels = self.retained[1], self.unseen[1]
-        losses = _losses(found.retained_logits, own), _losses(found.test_logits, labels)
-        return loss_threshold_attack(losses[0], own.cpu(), losses[1], labels.cpu()).auc
+
+def beside(model: Measured, others: Sequence[Measured]) -> dict[str, float | None]:
+    """What a model shows beside others that were trained apart: its distance, and where other triggers pull it more."""
+    if not model.is_finite or not others:
+        return {"distance": None, "nearby_pull": None}
+    pulls = None
+    if len(model.nearby_pulls):
+        mean = torch.stack([other.nearby_pulls for other in others]).mean(dim=0)
+        pulls = float((model.nearby_pulls - mean).max())
+    return {
+        "distance": margin_distance(model.margins, [other.margins for other in others]),
+        "nearby_pull": pulls,
+    }
+
+
+def require_comparable(measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> None:
+    """Refuse what cannot be compared, with one line."""
+    for model in (measured, *retrained):
+        if model.test_logits.shape != trained.test_logits.shape:
+            raise ModelError("The models give outputs of different shapes: compare models of one task.")
+    if not trained.is_finite or not all(model.is_finite for model in retrained):
+        raise ModelError("The trained or a retrained model has outputs that are not finite: load sound checkpoints.")
+    for name, other in (("trained model", trained), ("judged model", measured)):
+        if any(torch.equal(model.logits, other.logits) for model in retrained):
+            raise RequestError(f"The {name} is one of the retrained models: it cannot be compared with itself.")
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

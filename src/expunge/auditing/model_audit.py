@@ -11,20 +11,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 
+from expunge.auditing import words
 from expunge.auditing.attacks import attack_scores
 from expunge.auditing.comparison import Comparison, Scores, beside_retrained
-from expunge.auditing.equivalence import Finding
 from expunge.auditing.evidence import Evidence, Outputs, held_out_evidence
 from expunge.auditing.exam import Exam, Measured
 from expunge.auditing.klom import FEWEST_RETRAINED, Klom, klom
+from expunge.auditing.margins import Finding
 from expunge.auditing.membership import measure_attack
 from expunge.auditing.power import Power
+from expunge.auditing.probes import probe_seed
 from expunge.auditing.signals import scaled_confidence
-from expunge.auditing.verdict import Judgement, Verdict
+from expunge.auditing.verdict import Judgement, Verdict, level_of
+from expunge.core.vectors import Snapshot
 from expunge.version import __version__
 
 
@@ -38,6 +42,8 @@ class Provenance:
         retrained: of every retrained one.
         date: in UTC.
         version: of expunge.
+        nonce: the auditor's: with the judged model's digest it gives the probes again.
+        counted: whether earlier audits of the request were counted.
     """
 
     before: str
@@ -45,6 +51,27 @@ class Provenance:
     retrained: tuple[str, ...]
     date: str
     version: str
+    nonce: str = ""
+    counted: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a model was asked: with which nonce, and the how many-th of the request it is.
+
+    Attributes:
+        nonce: the auditor's.
+        attempt: from 1 on.
+        counted: whether earlier audits of the request are known.
+    """
+
+    nonce: str
+    attempt: int = 1
+    counted: bool = False
+
+    def probes(self, exam: Exam, model: Snapshot) -> Exam:
+        """The exam with questions drawn for this model."""
+        return exam.drawn(probe_seed(model.digest, self.nonce))
 
 
 @dataclass(frozen=True)
@@ -95,32 +122,42 @@ class ModelAudit:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        pairs = zip(self.judgement.findings, self.judgement.doing_nothing, strict=True)
         origin = self.provenance
         return {
             "verdict": self.verdict.value,
+            "sentence": words.sentence(self.verdict),
+            "number": words.number(self.judgement),
             "reason": self.reason,
             "power": self.power.sentence if self.power is not None else None,
-            "findings": [_plain(found, nothing) for found, nothing in pairs],
+            "attempt": self.judgement.attempt if origin.counted else None,
+            "level": level_of(self.judgement.attempt),
+            "refused": [one.sentence for one in self.judgement.refused],
+            "findings": [_plain(found) for found in self.findings],
             "attacks": {attack: dataclasses.asdict(found) for attack, found in self.attacks.items()},
             "klom": dataclasses.asdict(self.klom) if self.klom is not None else None,
             "evidence": [dataclasses.asdict(found) for found in self.evidence],
             "models": {"before": origin.before, "after": origin.after, "retrained": list(origin.retrained)},
+            "nonce": origin.nonce,
             "date": origin.date,
             "expunge": origin.version,
+            "limits": words.LIMITS,
         }
 
     def __str__(self) -> str:
-        """For a reader: the verdict, every measure, the attacks and the evidence, a line each."""
-        lines = [f"{self.verdict.value}: {self.reason}"]
+        """For a reader: a sentence, a number, a picture in letters, the limits; below, the details, a line each."""
+        origin, found = self.provenance, self.judgement
+        lines = [f"{self.verdict.value}: {words.sentence(self.verdict)}", words.number(found)]
+        lines += ["", *words.picture(self.findings), words.LEGEND] if self.findings else []
+        lines += ["", f"Why: {self.reason}"] if self.reason not in lines else []
+        lines += ["", words.attempt(found, origin.counted), f"What no audit sees: {words.LIMITS}", ""]
         lines += [self.power.sentence] if self.power is not None else []
-        lines += [_finding_line(*pair) for pair in zip(self.findings, self.judgement.doing_nothing, strict=True)]
         lines += [_attack_line(attack, found) for attack, found in self.attacks.items()]
         if self.klom is not None:
             was, is_now = self.klom.before, self.klom.after
             lines.append(f"  KLoM: {is_now.value:.3f}, retrained {is_now.noise_floor:.3f}, before {was.value:.3f}")
         lines += [f"  {found.what} ({found.leaning}): {found.sentence}" for found in self.evidence]
-        return "\n".join(lines)
+        lines.append(f"Model {origin.after}, {origin.date}, expunge {origin.version}, nonce {origin.nonce}.")
+        return "\n".join(line if line.startswith("  ") else fill(line, 110) for line in lines)
 
 
 class Panel:
@@ -130,10 +167,11 @@ class Panel:
         self.exam, self.before, self.retrained = exam, before, tuple(retrained)
         self._scores: dict[Measured, dict[str, Scores]] = {}
 
-    def audit(self, after: Measured, evidence: Iterable[Evidence] = ()) -> ModelAudit:
-        """Judge a model; what else is known about it is added to the evidence."""
-        judgement = self.exam.judgement(after, self.before, self.retrained)
-        provenance = _provenance(self.before, after, self.retrained)
+    def audit(
+        self, after: Measured, judgement: Judgement, asked: Asked, evidence: Iterable[Evidence] = ()
+    ) -> ModelAudit:
+        """Put together what is known of a model: its verdict, how it was asked, and further evidence."""
+        provenance = _provenance(self.before, after, self.retrained, asked)
         if not after.is_finite:
             broken = Evidence("outputs", "against", "Some outputs are NaN or infinite: the model is of no use.", {})
             return ModelAudit(judgement, {}, (broken,), provenance)
@@ -178,29 +216,23 @@ class Panel:
         return KlomOfTwo(*(klom(own[None], np.stack(others)) for own in (before, now)))
 
 
-def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured]) -> Provenance:
+def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured], asked: Asked) -> Provenance:
     digests = tuple(own.model.digest for own in retrained)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Provenance(before.model.digest, after.model.digest, digests, now, __version__)
+    return Provenance(before.model.digest, after.model.digest, digests, now, __version__, asked.nonce, asked.counted)
 
 
-def _plain(found: Finding, nothing: Finding) -> dict[str, Any]:
+def _plain(found: Finding) -> dict[str, Any]:
     return {
         "measure": found.measure.name,
         "value": found.value,
         "retrained": found.retrained,
-        "low": None if found.low == -np.inf else found.low,
-        "high": None if found.high == np.inf else found.high,
-        "p_value": found.p_value,
-        "deviates": found.deviates,
-        "doing_nothing": nothing.value,
+        "doing_nothing": found.trained,
+        "spread": found.spread,
+        "margin": found.margin,
+        "usable": found.usable,
+        "outcome": found.outcome,
     }
-
-
-def _finding_line(found: Finding, nothing: Finding) -> str:
-    show, mark = found.measure.shown, "  told apart" if found.deviates else ""
-    values = f"{show(found.value)}, retrained {show(found.retrained)}, before {show(nothing.value)}"
-    return f"  {found.measure.label}: {values}{mark}"
 
 
 def _attack_line(attack: str, found: Comparison) -> str:

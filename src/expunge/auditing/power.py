@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from expunge.auditing.equivalence import Finding, Noise
+from scipy.stats import t as student
 
-KEPT_SHARE = 0.5
-"""EQUIVALENT needs that a model which kept this share of the trained model's deviation would have been told."""
+from expunge.auditing.margins import Finding
 
 
 @dataclass(frozen=True)
@@ -17,51 +17,69 @@ class Power:
 
     Attributes:
         retrains: how many there are.
-        honest_passes: chance that a further retrained model is found to deviate nowhere; a lower bound.
-        nothing_caught: chance that a model that forgot nothing is told by the sharpest measure.
-        sharpest: the name of the measure of forgetting that tells the smallest share of the trained model's deviation.
-        share_told: that share; infinite where the trained model does not deviate.
-        smallest_told: for each measure, the smallest deviation that is told.
-        needed: retrained models that it takes to tell a model which kept half; None where no number does.
+        honest_passes: chance that a further retrained model is found within all margins; a lower bound.
+        sharpest: the label of the usable measure of forgetting with the smallest margin beside the deviation.
+        share: that margin as a share of what there was to forget; None where no measure is usable.
+        left_out: labels of measures of forgetting that are too noisy here to carry a claim.
     """
 
     retrains: int
     honest_passes: float
-    nothing_caught: float
     sharpest: str
-    share_told: float
-    smallest_told: dict[str, float]
-    needed: int | None
+    share: float | None
+    left_out: tuple[str, ...]
 
     @property
     def sentence(self) -> str:
         """For a reader."""
-        text = (
-            f"With {self.retrains} retrained models an honest retrain passes with a chance of at least "
-            f"{self.honest_passes:.1%}, and doing nothing is caught with one of {self.nothing_caught:.1%}"
-        )
-        if self.share_told >= 1:
-            return f"{text}: what the trained model knows of the data is too little to be told."
+        without = f" Too noisy here and left out: {', '.join(self.left_out)}." if self.left_out else ""
+        if self.share is None:
+            return f"With {self.retrains} retrained models no measure of forgetting is sharp enough.{without}"
         return (
-            f"{text}; what kept more than {self.share_told:.0%} of the trained model's deviation is told "
-            f"({self.sharpest})."
+            f"With {self.retrains} retrained models, one that kept more than {self.share:.0%} of what the trained model"
+            f" shows is not called EQUIVALENT, but for a chance of 5% ({self.sharpest}); an honestly retrained model"
+            f" is, with a chance of about {self.honest_passes:.0%} or more.{without}"
         )
 
 
-def power_of(noise: Sequence[Noise], nothing: Sequence[Finding], level: float) -> Power:
-    """What can be told, from the noise and from the trained model's findings."""
-    each = level / len(noise)
-    values = {finding.measure.name: finding.value for finding in nothing}
-    telling = [own for own in noise if own.measure.about_forgetting]
-    sharpest = min(telling, key=lambda own: own.share_told(values[own.measure.name], each))
-    value = values[sharpest.measure.name]
-    needs = [own.needed(values[own.measure.name], KEPT_SHARE, each) for own in telling]
-    return Power(
-        retrains=noise[0].further.count,
-        honest_passes=max(0.0, 1 - sum(own.honest_told(each) for own in noise)),
-        nothing_caught=sharpest.caught(value, each),
-        sharpest=sharpest.measure.label,
-        share_told=sharpest.share_told(value, each),
-        smallest_told={own.measure.name: own.reach(each) for own in noise},
-        needed=min((count for count in needs if count is not None), default=None),
-    )
+def power_of(found: Sequence[Finding], retrains: int) -> Power:
+    """What can be told, from the noise and from the trained model's deviations."""
+    forgetting = [one for one in found if one.measure.about_forgetting]
+    usable = [one for one in forgetting if one.usable]
+    left_out = tuple(one.measure.label for one in forgetting if not one.usable)
+    claimed = [one for one in found if one.usable]
+    passes = max(0.0, 1 - sum(1 - honest_passes(one, retrains) for one in claimed))
+    if not usable:
+        return Power(retrains, 0.0, "", None, left_out)
+    sharpest = min(usable, key=lambda one: one.margin / one.deviation)
+    return Power(retrains, passes, sharpest.measure.label, sharpest.margin / sharpest.deviation, left_out)
+
+
+def honest_passes(one: Finding, retrains: int) -> float:
+    """The chance that a further retrained model is found within the margin of one measure."""
+    room, spread = one.margin - one.reach, one.spread * math.sqrt(1 + 1 / retrains)
+    if spread == 0:
+        return 1.0 if room >= 0 else 0.0
+    beyond = float(student.sf(room / spread, retrains - 1))
+    return 1 - (2 * beyond if one.measure.side == "both" else beyond) if room >= 0 else 0.0
+
+
+def models_needed(one: Finding, retrains: int, most: int = 50) -> int | None:
+    """How many retrained models would bring this value within its margin, or the margin down to a usable size.
+
+    The spread is taken as it is known; None where no number would.
+    """
+    if not one.usable:
+        return None
+    off = one.excess
+    if off >= one.margin:
+        return None
+    for count in range(retrains + 1, most + 1):
+        shrunk = one.reach * math.sqrt(retrains / count) * _quantile(count) / _quantile(retrains)
+        if off + shrunk <= one.margin:
+            return count
+    return None
+
+
+def _quantile(count: int) -> float:
+    return float(student.isf(0.05, count - 1))

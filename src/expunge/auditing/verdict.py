@@ -1,14 +1,15 @@
-"""The verdict: is a model one that might have come out of retraining?
+"""The verdict: a claim about a model's values, with a margin.
 
-    EQUIVALENT        in no measure told from a retrained model, while a model that kept half of it would be told
-    UNDER-FORGOTTEN   deviates towards the trained model: it still knows something of the data
-    OVER-FORGOTTEN    deviates on the data to forget, but away from the trained model
-    DAMAGED           worse than the retrained models elsewhere, which under-forgetting does not explain
-    UNDECIDED         these measurements could not tell, whatever the model did
+    EQUIVALENT        every usable measure is shown to lie within its margin of what retrained models have
+    UNDER-FORGOTTEN   outside a margin beyond doubt, towards the trained model: it still knows something of the data
+    OVER-FORGOTTEN    outside on the data to forget, but away from the trained model
+    DAMAGED           worse than the retrained models on other data, which under-forgetting does not explain
+    UNDECIDED         these measurements could not tell; the reason says what would
 
-The error rate is known for one thing: a further honestly retrained model is called anything but EQUIVALENT or UNDECIDED
-with a chance of at most ``level``, as far as the measures' noise is normal. EQUIVALENT is not a proof of forgetting: it
-means that no deviation larger than those listed was seen in these measures.
+What is known about errors: a model that lies at or beyond the margin of a usable measure is called EQUIVALENT with a
+chance of 5% at most (on the first attempt; half of that on each further one), and an honest retrain is called anything
+but EQUIVALENT or UNDECIDED with a chance of about 2%, as far as the measures' noise is normal. EQUIVALENT is no proof
+that nothing is left: it is a statement about these measures.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
-from torch import Tensor
-
-from expunge.auditing.equivalence import LEVEL, Finding, findings, retrained_noise
-from expunge.auditing.measures import Observed, require_comparable
-from expunge.auditing.power import KEPT_SHARE, Power, power_of
-from expunge.auditing.prediction import LEAST
+from expunge.auditing.margins import LEVEL, SHARE, Finding, findings
+from expunge.auditing.measures import Compared
+from expunge.auditing.power import Power, models_needed, power_of
+from expunge.auditing.references import Outlier, outliers, too_many
 from expunge.errors import RequestError
 
 RETRAINS = 5
-"""How many retrained models to make where nothing else is said."""
+"""How many retrained models to make where nothing else is said; with fewer nothing is EQUIVALENT."""
 
-LEAST_FORGOTTEN, LEAST_TEST = 20, 50
-"""Below so many samples one of them is worth 5 or 2 points: more than is to be told."""
+LEAST = 3
+"""With fewer there is no noise to speak of."""
+
+ENOUGH = 10
+"""With so many an honest retrain is EQUIVALENT in more than four of five cases."""
 
 
 class Verdict(StrEnum):
@@ -49,171 +52,171 @@ class Judgement:
     Attributes:
         verdict: one word.
         reason: one sentence.
-        findings: every measure of the candidate.
-        doing_nothing: every measure of the trained model.
+        findings: every measure of the model.
         power: what could have been told; None where nothing was compared.
+        refused: retrained models that were left out, as they are unlike the others.
+        attempt: the how many-th model this is that was audited for the request.
     """
 
     verdict: Verdict
     reason: str
     findings: tuple[Finding, ...] = ()
-    doing_nothing: tuple[Finding, ...] = ()
     power: Power | None = None
+    refused: tuple[Outlier, ...] = ()
+    attempt: int = 1
 
 
-def judge(
-    *,
-    retrained: Sequence[Observed],
-    trained: Observed,
-    candidate: Observed,
-    level: float = LEVEL,
-    same_init: Sequence[Observed] = (),
-) -> Judgement:
-    """Compare a model with retrained ones, and say what it is.
+def level_of(attempt: int) -> float:
+    """The level of an attempt: whoever may ask again and again passes by chance, so it is halved each time.
+
+    Example:
+        >>> level_of(1), level_of(3)
+        (0.05, 0.0125)
+    """
+    if attempt < 1:
+        raise RequestError(f"Attempts are counted from 1 on, not {attempt}.")
+    return LEVEL * 0.5 ** (attempt - 1)
+
+
+def judge(measures: Sequence[Compared], attempt: int = 1) -> Judgement:
+    """Compare a model's values with those of retrained models, and say what it is.
 
     Args:
-        retrained: models retrained without the forgotten data, from fresh initialisations; five or more are better.
-        trained: the model before forgetting: doing nothing.
-        candidate: the model to be judged.
-        level: the chance of finding a deviation in an honest retrain.
-        same_init: models retrained from the training's own initialisation; their noise is only shown.
+        measures: each with the value of the model, of the trained one and of every retrained one.
+        attempt: the how many-th model this is that was audited for the request.
 
-    Raises:
-        DataError: labels do not match, or there is no sample.
-        ModelError: outputs of different shapes, or a reference that is not finite.
-        RequestError: the candidate or the trained model is one of the retrained.
+    Example:
+        >>> from expunge.auditing.measures import MEASURES
+        >>> retrained = (0.010, 0.012, 0.011, 0.013, 0.009)
+        >>> print(judge([Compared(MEASURES["asr"], 0.6, 0.9, retrained)]).verdict)
+        UNDER-FORGOTTEN
     """
-    if not 0 < level < 1:
-        raise RequestError(f"The level must lie between 0 and 1, not {level}.")
-    require_comparable(retrained, trained, candidate)
-    if short := _too_few(retrained, trained):
-        return Judgement(Verdict.UNDECIDED, short)
-    if not candidate.is_finite:
-        return Judgement(Verdict.DAMAGED, "The model's outputs are not finite.")
-    noise = retrained_noise(retrained)
-    own = tuple(findings(noise, candidate, retrained, level, same_init))
-    nothing = tuple(findings(noise, trained, retrained, level))
-    power = power_of(noise, nothing, level)
-    if any(finding.deviates for finding in own):
-        verdict, reason = _what_is_wrong(own, nothing, retrained, trained, candidate)
-    else:
-        verdict, reason = _nothing_found(nothing, power)
-    return Judgement(verdict, reason, own, nothing, power)
+    level = level_of(attempt)
+    count = len(measures[0].retrained) if measures else 0
+    if count < LEAST:
+        short = f"{count} retrained models show no noise: at least {LEAST} are needed, {RETRAINS} are better."
+        return Judgement(Verdict.UNDECIDED, short, attempt=attempt)
+    refused = tuple(outliers(measures))
+    if too_many(refused, count):
+        reason = f"The retrained models disagree, so nothing was judged: {refused[0].sentence}."
+        return Judgement(Verdict.UNDECIDED, reason, refused=refused, attempt=attempt)
+    kept = [one.without({outlier.number for outlier in refused}) for one in measures]
+    found, left = tuple(findings(kept, level)), count - len(refused)
+    power = power_of(found, left)
+    told = _what_is_wrong(found)
+    verdict, reason = told if told is not None else _nothing_wrong(found, left)
+    if refused:
+        reason += f" Left out: {'; '.join(outlier.sentence for outlier in refused)}."
+    return Judgement(verdict, reason, found, power, refused, attempt)
 
 
-def _too_few(retrained: Sequence[Observed], trained: Observed) -> str:
-    if len(retrained) < LEAST:
-        return f"{len(retrained)} retrained models show no noise: at least {LEAST} are needed, {RETRAINS} are better."
-    for what, least, labels in (
-        ("forgotten", LEAST_FORGOTTEN, trained.forget_labels),
-        ("test", LEAST_TEST, trained.test_labels),
-    ):
-        if len(labels) < least:
-            return f"{len(labels)} {what} samples are too few for a verdict: at least {least} are needed."
-    return ""
-
-
-def _nothing_found(nothing: Sequence[Finding], power: Power) -> tuple[Verdict, str]:
-    """No measure deviates: is that because the model is like a retrained one, or because nothing can be seen?"""
-    more = (
-        f"about {power.needed} retrained models would tell"
-        if power.needed is not None and power.needed > power.retrains
-        else "more retrained models would not help"
-    )
-    if not any(finding.deviates for finding in nothing if finding.measure.about_forgetting):
-        return Verdict.UNDECIDED, f"Not distinguishable from doing nothing: the trained model passes, too; {more}."
-    if power.share_told > KEPT_SHARE:
-        return (
-            Verdict.UNDECIDED,
-            f"A model that kept {KEPT_SHARE:.0%} of the trained model's deviation would pass, too; {more}.",
-        )
+def _nothing_wrong(found: Sequence[Finding], retrains: int) -> tuple[Verdict, str]:
+    """No measure is outside its margin: are all shown to lie within?"""
+    usable = [one for one in found if one.measure.about_forgetting and one.usable]
+    if not usable:
+        return Verdict.UNDECIDED, _nothing_usable(found, retrains)
+    open_ones = [one for one in found if one.usable and one.outcome != "within"]
+    if retrains < RETRAINS:
+        more = RETRAINS - retrains
+        text = f"Nothing speaks against it, but {retrains} retrained models are too few: {_more(more)} would decide."
+        return Verdict.UNDECIDED, text
+    if open_ones:
+        return Verdict.UNDECIDED, _still_open(open_ones, retrains)
+    widest = max(usable, key=lambda one: one.margin / one.deviation)
     return (
         Verdict.EQUIVALENT,
-        f"In no measure told from a retrained model; one that kept {power.share_told:.0%} of the trained model's "
-        f"deviation would be ({power.sharpest}).",
+        f"Within its margin of {retrains} retrained models in all {len(usable)} measures of forgetting that can tell; "
+        f"none lets through more than {widest.margin / widest.deviation:.0%} of what the trained model shows.",
     )
 
 
-def _what_is_wrong(
-    own: Sequence[Finding],
-    nothing: Sequence[Finding],
-    retrained: Sequence[Observed],
-    trained: Observed,
-    candidate: Observed,
-) -> tuple[Verdict, str]:
-    """Some measure deviates: in which direction?"""
-    before = {finding.measure.name: finding for finding in nothing}
-    told = [finding for finding in own if finding.deviates]
-    under: list[Finding] = []
-    over: list[Finding] = []
-    for finding in told:
-        if finding.measure.about_forgetting:
-            remembers = (
-                nearer_to_trained(retrained, trained, candidate)
-                if finding.measure.is_divergence
-                else _towards(finding, before[finding.measure.name])
-            )
-            (under if remembers else over).append(finding)
-    elsewhere = [finding for finding in told if not finding.measure.about_forgetting]
-    worse = [finding for finding in elsewhere if not _explained(finding, before[finding.measure.name], bool(under))]
-    accuracy = [finding for finding in worse if finding.measure.name == "test_accuracy"]
-    if accuracy or (worse and not under):
-        return Verdict.DAMAGED, _sentence("Worse than retrained models", accuracy or worse, under, over)
-    if under or not over:  # whatever else deviates is explained by the trained model's own deviation
-        return Verdict.UNDER_FORGOTTEN, _sentence("Deviates towards the trained model", under or elsewhere, (), over)
-    return Verdict.OVER_FORGOTTEN, _sentence("Deviates away from the trained model", over, (), ())
+def _nothing_usable(found: Sequence[Finding], retrains: int) -> str:
+    forgetting = [one for one in found if one.measure.about_forgetting and one.deviation > 0]
+    if not forgetting:
+        return "The trained model shows nothing of the data that retrained models do not: there is nothing to tell."
+    best = min(forgetting, key=lambda one: one.margin / one.deviation)
+    part = best.margin / best.deviation
+    text = (
+        f"What the trained model knows of the data is too little to be told from noise: the sharpest measure "
+        f"({best.measure.label}) lets through {min(part, 9.99):.0%} of it, and at most 30% is asked for"
+    )
+    more = ENOUGH - retrains
+    would = f"; {_more(more)} might decide" if more > 0 and part <= 0.6 else "; more retrained models would not help"
+    return f"{text}{would}."
 
 
-def _towards(finding: Finding, before: Finding) -> bool:
-    """Whether the deviation leads to where the trained model is, or, where that is not apart, to remembering."""
-    deviation, trained = finding.value - finding.retrained, before.value - before.retrained
-    side = trained if abs(trained) > finding.measure.margin else float(finding.measure.remembers)
+def _still_open(open_ones: Sequence[Finding], retrains: int) -> str:
+    worst = max(open_ones, key=lambda one: one.excess / one.margin)
+    show = worst.measure.shown
+    text = (
+        f"Not shown to be near enough: {worst.measure.label} is {show(worst.value)}, retrained models have "
+        f"{show(worst.retrained)} with a margin of {show(worst.margin)}"
+    )
+    needed = [models_needed(one, retrains) for one in open_ones]
+    known = [count for count in needed if count is not None]
+    if len(known) < len(needed):
+        return f"{text}; it lies at the edge, and {_more(max(ENOUGH, 2 * retrains) - retrains)} might tell."
+    return f"{text}; about {_more(max(known) - retrains)} would decide."
+
+
+def _more(count: int) -> str:
+    return f"{count} more retrained model{'s' if count != 1 else ''}"
+
+
+def _what_is_wrong(found: Sequence[Finding]) -> tuple[Verdict, str] | None:
+    """Something is outside its margin beyond doubt: in which direction?"""
+    told = [one for one in found if one.outcome == "outside"]
+    forgetting = [one for one in told if one.measure.about_forgetting]
+    under = [one for one in forgetting if towards_trained(one, found)]
+    over = [one for one in forgetting if one not in under]
+    worse = [one for one in told if not one.measure.about_forgetting and not (under and _explained(one))]
+    if worse:
+        return Verdict.DAMAGED, _sentence("Worse than retrained models", worse, under, over)
+    if under:
+        return Verdict.UNDER_FORGOTTEN, _sentence("Still towards the trained model", under, (), over)
+    if over:
+        return Verdict.OVER_FORGOTTEN, _sentence("Away from the trained model", over, (), ())
+    return None
+
+
+def towards_trained(one: Finding, found: Sequence[Finding]) -> bool:
+    """Whether a deviation leads to where the trained model is, or, where that is not apart, to remembering.
+
+    A distance has no direction: it is remembering unless the other measures of forgetting clearly lead away. A trigger
+    that works in another place is remembering, whatever the trained model does there.
+    """
+    if one.measure.unit:
+        return True
+    if one.measure.side == "above":
+        shares = [
+            other.share
+            for other in found
+            if other.measure.about_forgetting and other.measure.side == "both" and other.usable and other.share
+        ]
+        return not shares or median(shares) > -SHARE
+    deviation, trained = one.value - one.retrained, one.trained - one.retrained
+    side = trained if abs(trained) > one.spread else float(one.measure.remembers)
     return deviation * side > 0
 
 
-def _explained(finding: Finding, before: Finding, under: bool) -> bool:
-    """Whether being worse is what the trained model's remembering brings with it.
-
-    It is where the trained model is told from the retrained ones on the same side, and at least as far (up to the
-    margin); and, for a model that still remembers, where it is not worse than the trained one beyond the noise.
-    """
-    side = 1.0 if finding.value > finding.retrained else -1.0
-    further = side * (finding.value - before.value)
-    reach = finding.high - finding.retrained if side > 0 else finding.retrained - finding.low
-    return (before.deviates and further <= finding.measure.margin) or (under and further <= reach)
-
-
-def nearer_to_trained(retrained: Sequence[Observed], trained: Observed, candidate: Observed) -> bool:
-    """Whether the model answers for the forgotten data more like the trained one than any retrained model does.
-
-    Measured by the total variation between their probabilities, which a few confident errors cannot dominate.
-    """
-    goal = _probabilities(trained)
-    return _variation(candidate, goal) < min(_variation(model, goal) for model in retrained)
-
-
-def _variation(model: Observed, goal: Tensor) -> float:
-    return float((_probabilities(model) - goal).abs().sum(dim=1).mean()) / 2
-
-
-def _probabilities(model: Observed) -> Tensor:
-    return model.forget_logits.double().softmax(dim=1)
+def _explained(one: Finding) -> bool:
+    """Whether being worse is what remembering brings with it: the trained model is as bad."""
+    apart = one.value - one.trained
+    return (apart if one.measure.side == "above" else -apart) <= one.margin
 
 
 def _sentence(what: str, main: Sequence[Finding], under: Sequence[Finding], over: Sequence[Finding]) -> str:
-    worst = min(main, key=lambda finding: finding.p_value)
+    worst = max(main, key=lambda one: one.excess / one.margin)
     show = worst.measure.shown
-    limit = f"about {show(worst.retrained)}"
-    if worst.value < worst.low:
-        limit = f"at least {show(worst.low)}"
-    elif worst.value > worst.high:
-        limit = f"at most {show(worst.high)}"
-    parts = [f"{what}: {worst.measure.label} is {show(worst.value)}, a retrained model has {limit}"]
-    for also, findings_ in (
-        ("also", [finding for finding in main if finding is not worst]),
+    parts = [
+        f"{what}: {worst.measure.label} is {show(worst.value)}, retrained models have {show(worst.retrained)} "
+        f"with a margin of {show(worst.margin)}"
+    ]
+    for also, those in (
+        ("also", [one for one in main if one is not worst]),
         ("towards the trained model", under),
         ("away from it", over),
     ):
-        if findings_:
-            parts.append(f"{also}: {', '.join(finding.measure.label for finding in findings_)}")
+        if those:
+            parts.append(f"{also}: {', '.join(one.measure.label for one in those)}")
     return "; ".join(parts) + "."

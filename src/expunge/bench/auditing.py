@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from expunge.auditing.attempts import RECORD, asked_now, samples_digest
 from expunge.auditing.comparison import Scores
 from expunge.auditing.convexity import no_certificate
 from expunge.auditing.evidence import engine_evidence
-from expunge.auditing.model_audit import ModelAudit, Panel
-from expunge.auditing.verdict import RETRAINS
+from expunge.auditing.model_audit import Asked, ModelAudit, Panel
+from expunge.auditing.verdict import RETRAINS, Judgement
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder
@@ -23,6 +25,7 @@ from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
 from expunge.core.seeds import derived_seed
+from expunge.core.vectors import Snapshot
 from expunge.federation.engines.engine import Cost
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import Keep, Progress
@@ -61,12 +64,17 @@ class Audit:
         }
 
 
-def audit(folder: RunFolder, name: str, federation: Federation) -> Audit:
-    """Audit everything that was tried for one request, with the retrained models that are there."""
+def audit(folder: RunFolder, name: str, federation: Federation, nonce: str | None = None) -> Audit:
+    """Audit everything that was tried for one request, with the retrained models that are there.
+
+    Every model counts as an attempt of its request: the folder keeps a record.
+    """
     request, results = folder.requests()[name], run_results(folder, name, federation)
     evaluation, trained = Evaluation(federation, request), folder.trained(federation)
     tries = folder.tried(name, federation)
-    references = [evaluation.measure(own.model) for own in tries if own.method == "retrain"]
+    models = [own.model for own in tries if own.method == "retrain"]
+    references = [evaluation.measure(model) for model in models]
+    record, request_digest = folder.path / RECORD, samples_digest(evaluation.exam.forgotten)
     panel = Panel(evaluation.exam, evaluation.measure(trained.model), references)
     measured = {own.method: evaluation.measure(own.model) for own in tries if own.method != "retrain"}
     methods: dict[str, ModelAudit] = {}
@@ -74,7 +82,9 @@ def audit(folder: RunFolder, name: str, federation: Federation) -> Audit:
         if own.method != "retrain":
             outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
             evidence = engine_evidence(folder.engine(federation), trained.model, outcome, request)
-            methods[own.method] = panel.audit(measured[own.method], evidence)
+            asked = asked_now(record, request_digest, own.model.digest, nonce)
+            judgement = drawn_judgement(evaluation, asked, own.model, trained.model, models)
+            methods[own.method] = panel.audit(measured[own.method], judgement, asked, evidence)
     attack, scores = panel.strongest, {}
     if attack is not None:
         drawn = {"trained": panel.before, **measured, "retrained": references[0]}
@@ -82,6 +92,15 @@ def audit(folder: RunFolder, name: str, federation: Federation) -> Audit:
     reason = no_certificate(federation.model, CrossEntropy())
     certificate = reason or "A certificate is possible: see expunge.auditing.certificate."
     return Audit(results, methods, attack, scores, evaluation.exam.weights.numpy(), certificate)
+
+
+def drawn_judgement(
+    evaluation: Evaluation, asked: Asked, model: Snapshot, trained: Snapshot, retrained: Sequence[Snapshot]
+) -> Judgement:
+    """The verdict on a model by questions that are drawn for it."""
+    drawn = evaluation.drawn(asked.probes(evaluation.exam, model))
+    own, before, *others = (drawn.measure(each) for each in (model, trained, *retrained))
+    return drawn.exam.judgement(own, before, others, asked.attempt)
 
 
 def retrain_more(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from expunge.auditing.backdoor import asr_reduction
-from expunge.auditing.exam import Exam, Measured, Trigger
+from expunge.auditing.exam import Exam, Measured, Trigger, beside
 from expunge.auditing.functional import (
     accuracy_gap,
     agreement,
@@ -30,7 +30,17 @@ from expunge.data import stamp
 from expunge.federation.engines.engine import Cost
 from expunge.unlearning.request import Request
 
-ALONE = ("test_accuracy", "forget_accuracy", "forget_loss", "asr", "mia_auc", "mia_success")
+ALONE = (
+    "test_accuracy",
+    "test_loss",
+    "forget_accuracy",
+    "forget_loss",
+    "asr",
+    "trigger_pull",
+    "trigger_rank",
+    "mia_auc",
+    "mia_success",
+)
 BESIDE = ("kl", "kl_forget", "logit_mse", "agreement", "parameter_gap")
 
 
@@ -40,19 +50,21 @@ class Evaluation:
     The backdoors that count are those of the clients whose data is forgotten; with several, their mean success.
     """
 
-    def __init__(self, federation: Federation, request: Request) -> None:
-        self._federation = federation
-        self.exam = exam_of(federation, request)
+    def __init__(self, federation: Federation, request: Request, exam: Exam | None = None) -> None:
+        self._federation, self._request = federation, request
+        self.exam = exam if exam is not None else exam_of(federation, request)
+
+    def drawn(self, exam: Exam) -> Evaluation:
+        """The same with other questions."""
+        return Evaluation(self._federation, self._request, exam)
 
     def measure(self, model: Snapshot) -> Measured:
         """The model alone."""
         return self.exam.measure(partial(predict, self._federation.architecture(model), model), model)
 
-    def judgement(
-        self, measured: Measured, trained: Measured, retrained: Sequence[Measured], same_init: Sequence[Measured] = ()
-    ) -> Judgement:
+    def judgement(self, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> Judgement:
         """The verdict on a model, beside retrained ones; one of these is judged by the others."""
-        return self.exam.judgement(measured, trained, retrained, same_init)
+        return self.exam.judgement(measured, trained, retrained)
 
     def row(
         self,
@@ -130,6 +142,7 @@ def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -
     faithfulness = causal_faithfulness(before, retrained, own)
     return {
         **{name: fmean(distance[name] for distance in distances) for name in shared},
+        **beside(measured, others),
         # A flagged value measures the noise of two accuracies; it does not go among results.
         "causal_faithfulness": None if faithfulness.flag else faithfulness.value,
         "accuracy_gap": accuracy_gap(retrained, own),

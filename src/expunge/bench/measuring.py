@@ -67,11 +67,14 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
     others = [evaluation.measure(kept.state.model) for kept in same]
 
     def row(name: str, own: Measured, *more: Any, start: Measured = before) -> Row:
-        verdict = evaluation.judgement(own, before, references, others).verdict.value
+        verdict = evaluation.judgement(own, before, references).verdict.value
         return dataclasses.replace(evaluation.row(name, own, start, references, *more), verdict=verdict)
 
     rows = [row("trained", before)]
-    rows += [row("retrain", own, kept.cost, costs) for own, kept in zip(references, fresh, strict=True)]
+    rows += [  # the yardstick is not judged by itself
+        evaluation.row("retrain", own, before, references, kept.cost, costs)
+        for own, kept in zip(references, fresh, strict=True)
+    ]
     rows += [row(SAME_INIT, own, kept.cost, costs) for own, kept in zip(others, same, strict=True)]
     finished = {contender.label: _steps(setting, contender, store) for contender in setting.contenders}
     sharded = before

@@ -37,12 +37,17 @@ class Row:
     method: str
     seed: int
     test_accuracy: float | None = None
+    test_loss: float | None = None
     forget_accuracy: float | None = None
     forget_loss: float | None = None
     asr: float | None = None
+    trigger_pull: float | None = None
+    trigger_rank: float | None = None
+    nearby_pull: float | None = None
     mia_auc: float | None = None
     kl: float | None = None
     kl_forget: float | None = None
+    distance: float | None = None
     logit_mse: float | None = None
     agreement: float | None = None
     parameter_gap: float | None = None

@@ -15,21 +15,36 @@ from expunge.cli.terminal import messages, output, tell_where
 
 
 @app.command(
-    epilog=examples("expunge audit runs/mine", "expunge audit runs/mine --retrains 10 --json"),
+    epilog=examples(
+        "expunge audit runs/mine",
+        "expunge audit runs/mine --retrains 10 --json",
+        "expunge audit runs/mine --nonce 'drawn by the auditor'",
+    ),
 )
 def audit(
     run: RunArgument,
     retrains: Annotated[
         int, typer.Option(help="Retrained models to compare with; missing ones are made first. 0 makes none.")
     ] = RETRAINS,
+    nonce: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Draws the questions, with the model's digest. By default the one a model was asked with before, else"
+            " a new one. Whoever made the model must not know it; another nonce counts as another attempt.",
+        ),
+    ] = None,
     data_dir: DataOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Judge what was tried in a run, beside retrained models.
 
-    RUN is a folder that `expunge train` has made. For each method that was tried there is a verdict with its reason,
-    what membership attacks reach, and evidence that needs no retrained models. A page goes to the folder.
+    RUN is a folder that `expunge train` has made. For each method that was tried there is a verdict in a sentence, how
+    much of the data is still there, a picture, and what no audit sees; then what membership attacks reach, and evidence
+    that needs no retrained models. A page goes to the folder.
+
+    Every model counts: the second that is audited for a request is judged at half the level, and so on.
     """
     from expunge.bench.auditing import audit as audit_run
     from expunge.bench.auditing import retrain_more
@@ -45,7 +60,7 @@ def audit(
             retrain_more(
                 folder, request, federation, count=retrains, data_dir=data_dir, device=chosen, progress=progress
             )
-        audits[name] = audit_run(folder, name, federation)
+        audits[name] = audit_run(folder, name, federation, nonce)
         publish(audits[name].results, run / name)  # what was shown before may be of other models
         page = publish_audit(audits[name], run / name)
         if not as_json:

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from expunge.auditing.comparison import Comparison
-from expunge.auditing.equivalence import Finding
-from expunge.auditing.intervals import Interval
-from expunge.auditing.membership import Attack
+from expunge.auditing import words
 from expunge.auditing.model_audit import ModelAudit
 from expunge.auditing.verdict import Verdict
 from expunge.bench.auditing import Audit
 from expunge.report.audit_plots import audit_figures
-from expunge.report.audit_text import (
-    EQUIVALENT_MEANS,
-    NO_RETRAINS,
-    in_order,
-    interval_text,
-    mean_auc,
-    mean_tpr,
-    p_text,
-    power_sentences,
-    range_text,
-)
+from expunge.report.audit_tables import attacks_table, evidence_list, findings_table, note
+from expunge.report.audit_text import NO_RETRAINS, subject_of
 from expunge.report.layout import file_label, method_name, scenario_line
 from expunge.report.measures import MISSING
+from expunge.report.mixing import known_curves, mixing_plot, mixing_sentence
 from expunge.report.pictures import figure
-from expunge.report.pieces import HtmlLine, definitions, document, html_table, write_page
+from expunge.report.pieces import definitions, document, write_page
 from expunge.report.verdicts import MEANINGS, mark_of
 
 _TITLE = "Audit: did the model forget?"
 _READING = {
     "retrained": "Models trained again from the start without the data. What they show is the goal: no other value is.",
-    "doing nothing": "The trained model as it is. Where even this passes, passing shows nothing.",
-    "expected of a retrained model": "Where one more retrained model would lie, with all measures taken together.",
-    "p": "The chance that a retrained model deviates as much. What counts is decided over all measures together"
-    " (Holm), so a value just inside its interval can still be told apart when others are.",
+    "doing nothing": "The trained model as it is: what it shows beyond retrained models is what there was to forget.",
+    "what passes": "The margin: a tenth of what there was to forget, or three standard deviations of the retrained"
+    " models, if that is more. A measure counts only where that is at most three tenths.",
+    "still there": "Where the model lies between retrained models (0%) and doing nothing (100%); below 0% it went"
+    " further than retraining does.",
+    "open": "Not shown to be within the margin, nor outside it: more retrained models might tell.",
     "AUC": "The chance that a membership attack ranks a forgotten sample above one that nobody trained on; 0.5 is"
     " guessing. On a retrained model it may be another value, since a client's samples are not like others'.",
     "TPR at 1% FPR": "The share of the forgotten samples found when 1% of the others are taken for them by mistake;"
@@ -47,8 +38,6 @@ _READING = {
     "gap": "The model's value minus the retrained models' mean, with its 95% interval. Near 0 is good, below 0 is a"
     " trace, too.",
 }
-_UNMARKED = "Without a mark: doing nothing passes here, too, so passing shows nothing."
-_LEANINGS = {"for": "speaks for forgetting", "against": "speaks against forgetting", "neither": "says neither"}
 
 
 def write_audit(audit: Audit, path: str | Path) -> Path:
@@ -69,149 +58,79 @@ def render_audit(audit: Audit) -> str:
         >>> "No method" in render_audit(Audit(Results("demo", {}, {}, [], {}), {}, None, {}, np.ones(1), ""))
         True
     """
-    drawn = audit_figures(audit)
+    drawn, curves = audit_figures(audit), known_curves()
     subtitle = ". ".join(filter(None, (audit.results.experiment, scenario_line(audit.results))))
-    cards = "".join(_card(method, own) for method, own in audit.methods.items())
     of = f"The attack is {audit.attack}." if audit.attack else ""
     common = [figure(name, drawn[name], of) for name in ("audit-scores", "audit-roc") if name in drawn]
     sections = [
         f"<header><h1>{escape(_TITLE)}</h1><p>{escape(subtitle)}</p></header>",
-        f'<div class="cards verdicts">{cards}</div>' if cards else "<p>No method was tried.</p>",
-        *(f'<p class="power">{escape(sentence)}</p>' for sentence in power_sentences(audit)),
-        _note(EQUIVALENT_MEANS),
-        *(_method(method, own, drawn) for method, own in audit.methods.items()),
+        *(_first(method, own, subject_of(audit.results), drawn) for method, own in audit.methods.items()),
+        "" if audit.methods else "<p>No method was tried.</p>",
+        "<h2>What no audit from outside can see</h2>",
+        f"<p>{escape(f'{words.LIMITS} {mixing_sentence(curves)}'.strip())}</p>",
+        figure("audit-mixing", mixing_plot(curves)) if curves else "",
+        '<h2 class="variant">Details</h2>',
+        *(_method(method, own) for method, own in audit.methods.items()),
         "<h2>Can the forgotten samples be recognised?</h2>",
-        *(common or [_note(NO_RETRAINS)]),
+        *(common or [note(NO_RETRAINS)]),
         "<h2>Certificate</h2>",
         f"<p>{escape(audit.certificate)}</p>",
         "<h2>Which models</h2>",
-        f'<div class="card">{definitions(_provenance(audit), small=True)}</div>',
+        f'<div class="card">{definitions(_provenance(audit.methods), small=True)}</div>',
         "<h2>How to read this</h2>",
         definitions({verdict.value: MEANINGS[verdict.value] for verdict in Verdict} | _READING),
     ]
     return document(_TITLE, sections)
 
 
-def _provenance(audit: Audit) -> dict[str, str]:
-    """When, by which version, and the SHA-256 of every model."""
-    known = {method: own.provenance for method, own in audit.methods.items()}
-    if not known:
+def _first(method: str, own: ModelAudit, subject: str, drawn: Mapping[str, Figure]) -> str:
+    """What a reader has to know of a method: a sentence, a number, the picture, how often the request was audited."""
+    found, name = own.judgement, f"audit-verdict-{file_label(method)}"
+    number = words.number(found)
+    why = [] if number == found.reason else [note(f"Why: {found.reason}")]
+    return "\n".join(
+        [
+            f'<section class="card result first {mark_of(found.verdict)}"><p><a href="#{file_label(method)}">'
+            f"{escape(method_name(method))}</a></p><h2>{escape(found.verdict.value)}</h2>",
+            f"<p>{escape(words.sentence(found.verdict, subject))}</p>",
+            f'<p class="number">{escape(number)}</p>',
+            *why,
+            note(words.attempt(found, own.provenance.counted)),
+            "</section>",
+            figure("audit-verdict", drawn[name]) if name in drawn else "",
+        ]
+    )
+
+
+def _provenance(methods: Mapping[str, ModelAudit]) -> dict[str, str]:
+    """When, by which version, with which nonce, and the SHA-256 of every model."""
+    if not methods:
         return {}
-    first = next(iter(known.values()))
-    retrained = {f"retrained model {number}": digest for number, digest in enumerate(first.retrained, start=1)}
+    first = next(iter(methods.values())).provenance
+    refused = {one.number for own in methods.values() for one in own.judgement.refused}
+    retrained = {
+        f"retrained[{number}]": digest + (" (left out)" if number in refused else "")
+        for number, digest in enumerate(first.retrained)
+    }
     return {
-        "looked at": max(own.date for own in known.values()),
+        "looked at": max(own.provenance.date for own in methods.values()),
         "expunge": first.version,
         method_name("trained"): first.before,
-        **{method_name(method): own.after for method, own in known.items()},
+        **{f"{method_name(method)}": own.provenance.after for method, own in methods.items()},
+        **{f"nonce for {method_name(method)}": own.provenance.nonce for method, own in methods.items()},
         **retrained,
     }
 
 
-def _card(method: str, own: ModelAudit) -> str:
-    found = own.judgement
-    return (
-        f'<section class="card result {mark_of(found.verdict)}"><p><a href="#{file_label(method)}">'
-        f"{escape(method_name(method))}</a></p>"
-        f"<h2>{escape(found.verdict.value)}</h2><p>{escape(found.reason)}</p></section>"
-    )
-
-
-def _method(method: str, own: ModelAudit, drawn: dict[str, Figure]) -> str:
-    name = f"audit-verdict-{file_label(method)}"
+def _method(method: str, own: ModelAudit) -> str:
     return "\n".join(
         [
             f'<section id="{file_label(method)}"><h2 class="variant">{escape(method_name(method))}</h2>',
-            figure("audit-verdict", drawn[name]) if name in drawn else "",
-            _findings(own.judgement.findings, own.judgement.doing_nothing) if own.judgement.findings else "",
-            _attacks(own.attacks) if own.attacks else "",
+            f"<p>{escape(own.power.sentence)}</p>" if own.power is not None else "",
+            findings_table(own.findings) if own.findings else "",
+            attacks_table(own.attacks) if own.attacks else "",
             "<h2>Evidence without retrained models</h2>",
-            _evidence(own),
+            evidence_list(own.evidence),
             "</section>",
         ]
     )
-
-
-def _findings(findings: Sequence[Finding], doing_nothing: Sequence[Finding]) -> str:
-    before = {finding.measure.name: finding for finding in doing_nothing}
-    lines = []
-    for finding in in_order(findings):
-        show, nothing = finding.measure.shown, before.get(finding.measure.name)
-        blind = finding.measure.about_forgetting and nothing is not None and not nothing.deviates
-        cells = [
-            show(finding.value)
-            if blind and not finding.deviates
-            else _judged(show(finding.value), not finding.deviates),
-            show(finding.retrained),
-            interval_text(finding),
-            p_text(finding.p_value),
-            _cell(show(nothing.value), "told apart" if nothing.deviates else "passes") if nothing else MISSING,
-        ]
-        lines.append(HtmlLine(finding.measure.label, cells))
-    headers = ["measure", "value", "retrained", "expected of a retrained model", "p", "doing nothing"]
-    return html_table(headers, lines, card=True) + _note(_UNMARKED)
-
-
-def _attacks(attacks: dict[str, Comparison]) -> str:
-    lines = []
-    for attack, found in attacks.items():
-        lines.append(HtmlLine(f"{attack}: AUC", _auc_cells(found)))
-        lines.append(HtmlLine(f"{attack}: TPR at 1% FPR", _tpr_cells(found)))
-    table = html_table(["attack", "trained", "this model", "retrained", "gap"], lines, card=True)
-    return "<h2>Membership attacks</h2>" + table + _note(_UNMARKED)
-
-
-def _auc_cells(found: Comparison) -> list[str]:
-    values = [attack.auc.value for attack in found.retrained]
-    return [
-        _cell(*range_text(found.trained.auc)),
-        _cell(*range_text(found.unlearned.auc)),
-        _cell(f"{mean_auc(found.retrained):.3f}", f"{min(values):.3f} to {max(values):.3f}"),
-        _gap(found.gap.auc, found.do_nothing.auc, percent=False),
-    ]
-
-
-def _tpr_cells(found: Comparison) -> list[str]:
-    return [
-        _rate(found.trained),
-        _rate(found.unlearned),
-        _cell(mean_tpr(found.retrained)),
-        _gap(found.gap.tpr_at_1_percent, found.do_nothing.tpr_at_1_percent, percent=True),
-    ]
-
-
-def _rate(attack: Attack) -> str:
-    rate = attack.tpr_at_1_percent
-    return MISSING if rate is None else _cell(*range_text(rate, percent=True))
-
-
-def _gap(gap: Interval | None, before: Interval | None, percent: bool) -> str:
-    """Coloured where doing nothing has a gap: otherwise having none shows nothing."""
-    if gap is None:
-        return MISSING
-    value, limits = range_text(gap, percent, sign=True)
-    if gap.covers(0) and (before is None or before.covers(0)):
-        return _cell(value, limits)
-    return _judged(value, gap.covers(0)) + f"<small>{limits}</small>"
-
-
-def _evidence(own: ModelAudit) -> str:
-    kinds = {"for": "near", "against": "far", "neither": ""}
-    items = "".join(
-        f'<li><span class="{kinds[found.leaning]}">{escape(found.what)} {_LEANINGS[found.leaning]}</span>:'
-        f" {escape(found.sentence)}</li>"
-        for found in own.evidence
-    )
-    return f'<div class="card"><ul>{items}</ul></div>' if items else _note("None was gathered.")
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
-
-
-def _judged(text: str, near: bool) -> str:
-    return f'<span class="{"near" if near else "far"}">{escape(text)}</span>'
-
-
-def _cell(text: str, below: str = "") -> str:
-    return escape(text) + (f"<small>{escape(below)}</small>" if below else "")

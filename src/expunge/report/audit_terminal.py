@@ -1,22 +1,32 @@
-"""An audit for a terminal: verdicts, what could be told, attacks, evidence."""
+"""An audit for a terminal: a sentence, a number, a picture and the limits; then attacks and evidence."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from expunge.auditing import words
 from expunge.auditing.comparison import Comparison
+from expunge.auditing.margins import Finding
+from expunge.auditing.model_audit import ModelAudit
 from expunge.bench.auditing import Audit
-from expunge.report.audit_text import mean_auc, mean_tpr, power_sentences
+from expunge.report.audit_text import mean_auc, mean_tpr, subject_of
 from expunge.report.layout import method_name
 from expunge.report.measures import MISSING
+from expunge.report.mixing import known_curves, mixing_sentence
 from expunge.report.verdicts import mark_of
 
 _COLOURS = {"near": "bold green", "open": "bold", "far": "bold red"}
 _LEANINGS = {"for": "green", "against": "red", "neither": "dim"}
+_MARKS = {"within": (" ✓", "green"), "open": (" ?", "yellow"), "outside": (" ✗", "red")}
+_MARKS_MEAN = "✓: within; ?: not shown to be; ✗: outside; –: too noisy here, left out."
 _METHOD_WIDTH, _ATTACK_WIDTH = 28, 10
+_BROAD, _CELLS = 100, 22
+"""A terminal of this width has room for the whole picture; in another it has so many letters."""
 
 
 def terminal_audit(audit: Audit, width: int = 100) -> list[RenderableType]:
@@ -29,25 +39,68 @@ def terminal_audit(audit: Audit, width: int = 100) -> list[RenderableType]:
         >>> parts[-1].plain
         'No certificate.'
     """
-    parts: list[RenderableType] = [_verdicts(audit), Text()]
-    parts += [Text(f"{sentence}\n") for sentence in power_sentences(audit)]
+    subject = subject_of(audit.results)
+    parts: list[RenderableType] = [Text(f"{audit.results.experiment}: was it forgotten?", style="italic"), Text()]
+    for method, own in audit.methods.items():
+        parts += _first(method, own, subject, _CELLS if width < _BROAD else words.CELLS)
+    if any(own.findings for own in audit.methods.values()):
+        parts += [Text(f"{words.LEGEND} {_MARKS_MEAN}", style="dim"), Text()]
+    limits = f"{words.LIMITS} {mixing_sentence(known_curves())}".strip()
+    parts += [_paragraph("What no audit from outside can see: ", limits), Text()]
     if any(own.attacks for own in audit.methods.values()):
         parts += [_attacks(audit, width), Text()]
     if any(own.evidence for own in audit.methods.values()):
         parts += [_evidence(audit), Text()]
-    return [*parts, Text(audit.certificate)]
+    return [*parts, *_provenance(audit), Text(audit.certificate)]
 
 
-def _verdicts(audit: Audit) -> Table:
-    table = _table(f"{audit.results.experiment}: was it forgotten?")
-    table.add_column("method", overflow="fold", max_width=_METHOD_WIDTH)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    for method, own in audit.methods.items():
-        verdict = own.judgement.verdict
-        styled = Text(verdict.value, style=_COLOURS[mark_of(verdict)])
-        table.add_row(Text(method_name(method)), styled, Text(own.judgement.reason))
+def _first(method: str, own: ModelAudit, subject: str, cells: int) -> list[RenderableType]:
+    """What a reader has to know of a method."""
+    found = own.judgement
+    number = words.number(found)
+    parts: list[RenderableType] = [
+        Text.assemble((f"{method_name(method)}: ", "bold"), (found.verdict.value, _COLOURS[mark_of(found.verdict)])),
+        Text(words.sentence(found.verdict, subject)),
+        Text(number, style="bold"),
+    ]
+    if own.findings:
+        parts += [Text(), _measures(own.findings, cells), Text()]
+    if number != found.reason:
+        parts.append(_paragraph("Why: ", found.reason))
+    if found.power is not None and mark_of(found.verdict) != "far":
+        parts.append(_paragraph("What could be told: ", found.power.sentence))
+    return [*parts, Text(words.attempt(found, own.provenance.counted)), Text()]
+
+
+def _measures(findings: Sequence[Finding], cells: int) -> Table:
+    table = _table("")
+    table.title = None
+    table.add_column("measure", overflow="fold")
+    table.add_column("what is left", no_wrap=True)
+    for header in ("model", "retrained", "before"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in words.in_order(findings):
+        mark, style = _MARKS[one.outcome] if one.usable or one.outcome == "outside" else (" –", "dim")
+        show = one.measure.shown
+        values = [Text(f"{show(one.value)}{mark}", style=style), Text(show(one.retrained)), Text(show(one.trained))]
+        table.add_row(Text(one.measure.label), words.strip(one, cells), *values, style="" if one.usable else "dim")
     return table
+
+
+def _provenance(audit: Audit) -> list[RenderableType]:
+    """When, by which version, with which nonce: all digests are in the page and in the numbers."""
+    return [
+        Text(
+            f"{method_name(method)}: model {own.provenance.after[:12]}, audited {own.provenance.date} by expunge"
+            f" {own.provenance.version}, nonce {own.provenance.nonce}",
+            style="dim",
+        )
+        for method, own in audit.methods.items()
+    ]
+
+
+def _paragraph(heading: str, text: str) -> Text:
+    return Text.assemble((heading, "bold"), text)
 
 
 def _attacks(audit: Audit, width: int) -> Table:

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from statistics import fmean
 
-from expunge.auditing.equivalence import Finding
 from expunge.auditing.intervals import Interval
-from expunge.auditing.measures import POINT
+from expunge.auditing.margins import Finding
 from expunge.auditing.membership import Attack
-from expunge.bench.auditing import Audit
+from expunge.bench.results import Results
 from expunge.report.measures import MISSING
 
+MOST_NAMES = 3
+_SIGNED = ("trigger_pull",)
+"""Measures with values below 0."""
 NO_RETRAINS = "No retrained models: nothing was compared, and there are no attacks to show. See the evidence."
-EQUIVALENT_MEANS = (
-    "EQUIVALENT means: in every measure below the model lies where one more model, honestly retrained without the data,"
-    " would be expected, and these measures would have told a model that kept half of what the trained one knew. It is"
-    " not a proof of forgetting: a trace that none of these measures sees, such as one in single weights, is not"
-    " excluded; and nothing is said of what others kept or saw during training."
-)
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """What looks at the forgotten data first, each group in its own order."""
-    return sorted(findings, key=lambda finding: not finding.measure.about_forgetting)
-
-
-def interval_text(finding: Finding) -> str:
-    """Where a further retrained model is expected; a limit that no value can pass is left out."""
-    show = finding.measure.shown
-    low = finding.low if finding.low > 0 else None
-    high = None if finding.high >= (1.0 if finding.measure.margin == POINT else float("inf")) else finding.high
-    if low is not None and high is not None:
-        return f"{show(low)} to {show(high)}"
-    if low is not None:
-        return f"at least {show(low)}"
-    return f"at most {show(high)}" if high is not None else "anything"
-
-
-def p_text(value: float) -> str:
-    """A p-value; small ones by their bound.
+def subject_of(results: Results) -> str:
+    """Whose data was to be forgotten, for a sentence.
 
     Example:
-        >>> p_text(0.0000021), p_text(0.0276), p_text(1.0)
-        ('< 0.001', '0.028', '1')
+        >>> subject_of(Results("run", {"forgotten": ["client-3", "client-4"]}, {}, [], {}))
+        'the data of client-3 and client-4'
     """
-    return "< 0.001" if value < 0.001 else f"{value:.2g}"
+    names = [str(name) for name in results.scenario.get("forgotten", [])]
+    if not names or len(names) > MOST_NAMES:
+        return f"the data of {len(names)} clients" if names else "the data"
+    return f"the data of {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))}"
+
+
+def margin_text(found: Finding) -> str:
+    """What passes, as values; an edge that no value can pass is left out."""
+    show = found.measure.shown
+    low = found.low if found.low > 0 or found.measure.name in _SIGNED else -math.inf
+    high = math.inf if found.measure.rate and found.high >= 1 else found.high
+    if math.isfinite(low) and math.isfinite(high):
+        return f"{show(low)} to {show(high)}"
+    if math.isfinite(low):
+        return f"at least {show(low)}"
+    return f"at most {show(high)}" if math.isfinite(high) else "anything"
 
 
 def range_text(interval: Interval, percent: bool = False, sign: bool = False) -> tuple[str, str]:
@@ -58,12 +53,6 @@ def range_text(interval: Interval, percent: bool = False, sign: bool = False) ->
     form = ("+" if sign else "") + (".1%" if percent else ".3f")
     value, low, high = (format(part, form) for part in interval)
     return value, f"[{low}, {high}]"
-
-
-def power_sentences(audit: Audit) -> list[str]:
-    """What could have been told; methods beside the same retrained models share a sentence."""
-    powers = (own.judgement.power for own in audit.methods.values())
-    return list(dict.fromkeys(power.sentence for power in powers if power is not None))
 
 
 def mean_auc(attacks: Iterable[Attack]) -> float:

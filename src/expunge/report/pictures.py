@@ -39,10 +39,14 @@ _FIGURES = {
         "Share of the forgotten samples found against false alarms, both on logarithmic axes, a line for each model",
         "Forgotten means: the method's line lies where the retrained model's does. Far left, a few samples decide.",
     ),
+    "audit-mixing": (
+        "How often models with a share of the trained weights mixed in are called EQUIVALENT",
+        "From the study of the verdict, not from this model: honest retrained models are at 0 percent.",
+    ),
     "audit-verdict": (
-        "Every measure of the model beside the interval of a further retrained model",
-        "Left is a smaller value, right a larger one, in widths of the measure's own interval; arrows lie further out."
-        " Above the broken line: the forgotten data.",
+        "How much of what the trained model showed is left, a line for each measure, with what passes",
+        "Forgotten means: the mark lies on the blue bar with the whole of its line. The line is what is not known of"
+        " the retrained models' mean; arrows lie further out; faint measures are too noisy here, and left out.",
     ),
 }
 

@@ -21,8 +21,7 @@ h2.variant { font-size: 1.4rem; margin-top: 56px; padding-top: 18px; border-top:
 .index { margin: 18px 0 26px; padding-left: 20px; } a { color: inherit; }
 .cards { display: grid; grid-template-columns: 3fr 2fr; gap: 16px; margin-top: 22px; }
 @media (max-width: 760px) { .cards { grid-template-columns: 1fr; } }
-.verdicts { grid-template-columns: repeat(auto-fit, minmax(270px, 1fr)); }
-.power { margin: 18px 0 0; }
+.first { margin: 22px 0 14px; } .number { font-size: 1.2rem; font-weight: 600; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px 20px; }
 .card h2 { margin: 0 0 8px; }
 .card p { margin: 0 0 6px; }

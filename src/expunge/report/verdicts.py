@@ -12,13 +12,11 @@ from expunge.bench.results import Results
 Mark = Literal["near", "open", "far"]
 MEANINGS: dict[str, str] = {
     FAILED: "the method gave up, and the model is as it was",
-    Verdict.UNDER_FORGOTTEN.value: "deviates towards the trained model: it still knows something of the data",
+    Verdict.UNDER_FORGOTTEN.value: "outside a margin towards the trained model: it still knows something of the data",
     Verdict.DAMAGED.value: "worse than retrained models on other data, and remembering does not explain it",
-    Verdict.OVER_FORGOTTEN.value: "deviates on the data to forget, but away from the trained model",
-    Verdict.UNDECIDED.value: "these measurements could not tell, whatever the model did",
-    Verdict.EQUIVALENT.value: (
-        "in no measure told from a retrained model, while a model that kept half would have been told"
-    ),
+    Verdict.OVER_FORGOTTEN.value: "outside a margin on the data to forget, but away from the trained model",
+    Verdict.UNDECIDED.value: "these measurements could not tell; the reason says what would",
+    Verdict.EQUIVALENT.value: "shown to lie within its margin of retrained models in every measure that can tell",
 }
 """What each verdict says, the worst first."""
 _RANKS = {verdict: rank for rank, verdict in enumerate(MEANINGS)}

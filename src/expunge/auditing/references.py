@@ -1,0 +1,99 @@
+"""The retrained models are looked at first: one that is no draw like the others is named and left out.
+
+A spoiled reference would widen the spread and hide what others tell. Each one is compared with what the rest foretell
+(Student's t, one measure of forgetting at a time; distances to the others would say it twice), and counts as spoiled
+only where it also lies off by more than the smallest margin that is ever asked for. Many that fall out are no accident:
+then nothing is judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.stats import t as student
+
+from expunge.auditing.margins import SHARE
+from expunge.auditing.measures import Compared
+
+FALSE_ALARMS = 0.02
+"""The chance that an honest retrained model is named, at most, over all of them and all measures."""
+
+MOST_LEFT_OUT = 0.2
+"""Where a larger part of the retrained models falls out, they are no draws of one thing."""
+
+FEWEST_TO_LOOK = 4
+"""With fewer, the rest have hardly a spread to compare one with."""
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A retrained model that is unlike the others.
+
+    Attributes:
+        number: its place in the list, from 0 on.
+        sentence: by which measure, for a reader.
+    """
+
+    number: int
+    sentence: str
+
+
+def outliers(measures: Sequence[Compared]) -> list[Outlier]:
+    """The retrained models that are unlike the rest, the worst first, each looked at without those before it.
+
+    Example:
+        >>> from expunge.auditing.measures import MEASURES
+        >>> values = (0.010, 0.012, 0.011, 0.013, 0.009, 0.010, 0.4)
+        >>> print(outliers([Compared(MEASURES["asr"], 0.02, 0.9, values)])[0].sentence)
+        retrained[6] is unlike the others: attack success is 40.0%, theirs 0.9% to 1.3%
+    """
+    found: list[Outlier] = []
+    while measures:
+        gone = {one.number for one in found}
+        worst = _worst([one.without(gone) for one in measures])
+        if worst is None:
+            break
+        place, name = worst
+        left = [number for number in range(len(measures[0].retrained)) if number not in gone]
+        one = next(one for one in measures if one.measure.name == name)
+        found.append(Outlier(left[place], _sentence(one, left, left[place])))
+    return found
+
+
+def too_many(found: Sequence[Outlier], count: int) -> bool:
+    """Whether so many of the retrained models fell out that the rest cannot be trusted either."""
+    return len(found) > MOST_LEFT_OUT * count
+
+
+def _worst(measures: Sequence[Compared]) -> tuple[int, str] | None:
+    """The place and the measure of the most surprising retrained model, where it is surprising enough."""
+    count = len(measures[0].retrained)
+    if count < FEWEST_TO_LOOK:
+        return None
+    looked_at = [one for one in measures if one.measure.about_forgetting and one.measure.side == "both"]
+    surprises = [(_surprise(one, place), place, one.measure.name) for one in looked_at for place in range(count)]
+    most, place, name = max(surprises, default=(0.0, 0, ""))
+    chance = 2 * float(student.sf(most, count - 2))
+    return (place, name) if chance < FALSE_ALARMS / (count * len(measures)) else None
+
+
+def _surprise(one: Compared, place: int) -> float:
+    """How far off a retrained model is, in standard errors of a further one; 0 where it is too near to matter."""
+    own, others = one.retrained[place], [value for number, value in enumerate(one.retrained) if number != place]
+    mean = fmean(others)
+    if abs(own - mean) <= max(SHARE * abs(one.trained - mean), one.step):
+        return 0.0
+    spread = max(stdev(others), one.step) * math.sqrt(1 + 1 / len(others))
+    return abs(own - mean) / spread if spread else math.inf
+
+
+def _sentence(one: Compared, left: Sequence[int], number: int) -> str:
+    show = one.measure.shown
+    others = [one.retrained[other] for other in left if other != number]
+    return (
+        f"retrained[{number}] is unlike the others: {one.measure.label} is {show(one.retrained[number])}, "
+        f"theirs {show(min(others))} to {show(max(others))}"
+    )

@@ -1,0 +1,44 @@
+"""Audits of one request are counted."""
+
+import json
+
+import pytest
+import torch
+
+from expunge.auditing.attempts import asked_now, samples_digest
+from expunge.errors import DataError
+
+
+def test_models_of_one_request_are_counted(tmp_path):
+    record = tmp_path / "audits.json"
+    first = asked_now(record, "request", "model a")
+    assert (first.attempt, first.counted) == (1, True)
+    assert asked_now(record, "request", "model a") == first, "the same questions again"
+    assert asked_now(record, "request", "model b").attempt == 2
+    assert asked_now(record, "request", "model a", nonce="another").attempt == 3
+    assert asked_now(record, "other request", "model a").attempt == 1
+    assert asked_now(record, "request", "model a") == first
+
+
+def test_nonces_are_fresh_or_given(tmp_path):
+    one, two = (asked_now(tmp_path / "audits.json", "request", model) for model in "ab")
+    assert one.nonce != two.nonce
+    assert len(one.nonce) >= 16
+    assert asked_now(None, "request", "a", nonce="mine").nonce == "mine"
+    assert asked_now(None, "request", "a").counted is False
+
+
+def test_what_is_no_record_is_refused(tmp_path):
+    for number, content in enumerate(([1], {"request": [{"model": "a"}]}, {"request": 3})):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(content))
+        with pytest.raises(DataError):
+            asked_now(file, "request", "model")
+        assert json.loads(file.read_text()) == content
+
+
+def test_a_request_is_its_samples():
+    inputs, labels = torch.rand(5, 2), torch.arange(5)
+    assert samples_digest((inputs, labels)) == samples_digest((inputs.clone(), labels.clone()))
+    others = [(inputs[:4], labels[:4]), (inputs, labels.flip(0)), (inputs.flip(0), labels), (inputs.double(), labels)]
+    assert len({samples_digest(own) for own in [*others, (inputs, labels)]}) == 5
