@@ -1,27 +1,34 @@
 """The study in small: what is called what, that it can be resumed, and that its parts are the right ones."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 
+from expunge.auditing.cheats import cheats
 from expunge.auditing.verdict import Verdict
-from expunge.bench.evaluation import Evaluation
+from expunge.bench.hearings import ATTEMPTS, BESIDE, HONEST, MIXED, Court, Models
+from expunge.bench.measuring import SAME_INIT
 from expunge.bench.results import Results
 from expunge.bench.store import Store
 from expunge.bench.verdict import (
     ATTACKED,
     CLEAN,
-    HONEST,
     RELEARNING,
     SCENARIO,
     Case,
+    fashion_scenario,
     run_verdicts,
 )
+from expunge.bench.verdict_curves import CALLED, SIMULATED, TOLD, level_curves
 from expunge.federation.training.fedavg import train
-from expunge.unlearning.request import Request
 
 TRICKS = ["no-op", "wrong-sign", "one-epoch", "gradient-ascent", "roll-back", "masked-label"]
+MIXTURES = [f"weights-{percent}{end}" for percent in MIXED for end in ("", "-same-start")]
+CHEATS = [*cheats(), *(name for name in MIXTURES if name not in cheats())]
+SPECIAL = ["best-of-five", "spoiled-reference-mixed", "spoiled-reference-noisy"]
+FEWER = [f"{BESIDE}3"]
 TINY = dataclasses.replace(
     SCENARIO,
     model="softmax",
@@ -31,13 +38,26 @@ TINY = dataclasses.replace(
 )
 
 
-def count_verdicts(results, variant=ATTACKED):
+def count_verdicts(results, variant=ATTACKED, seeds=range(1000)):
     """How often each method of a variant was called what."""
     counts = {}
     for row in results.rows:
-        if row.variant == variant:
+        if row.variant == variant and row.seed in seeds:
             counts.setdefault(row.method, {verdict.value: 0 for verdict in Verdict})[row.verdict] += 1
     return counts
+
+
+def study(store):
+    return run_verdicts(
+        [10, 11],
+        scenario=TINY,
+        retrains=5,
+        cheated_seeds=1,
+        clean_seeds=1,
+        draws=20,
+        workers=1,
+        store=store,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +67,26 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny(store):
-    return run_verdicts([10, 11], scenario=TINY, retrains=3, clean_seeds=1, workers=1, store=store)
+    return study(store)
+
+
+@pytest.fixture(scope="module")
+def court(tiny, store):
+    case = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, ("honest",))
+    *references, honest, same = (store.kept(cell).state.model for cell in (*case.retrained, case.same_start))
+    models = Models(store.kept(case.trained).state, store.kept(case.early).state.model, references, honest, same)
+    return Court(store.federation(case.scenario), "client-3", models, 0.05)
 
 
 class TestStudy:
     def test_rows(self, tiny):
+        everybody = [HONEST, *TRICKS, SAME_INIT, *CHEATS, *SPECIAL, *FEWER]
         attacked = [(row.method, row.seed) for row in tiny.rows if row.variant == ATTACKED]
-        assert attacked == [(name, seed) for seed in (10, 11) for name in (HONEST, *TRICKS)]
-        assert [row.method for row in tiny.rows if row.variant == CLEAN] == [HONEST, *TRICKS]
+        assert attacked == [
+            *((name, 10) for name in everybody),
+            *((name, 11) for name in (HONEST, *FEWER)),
+        ]
+        assert [row.method for row in tiny.rows if row.variant == CLEAN] == [HONEST, *TRICKS, *FEWER]
         assert {row.verdict for row in tiny.rows} <= {verdict.value for verdict in Verdict}
         assert all(row.asr is not None for row in tiny.rows if row.variant == ATTACKED)
         assert all(row.asr is None for row in tiny.rows if row.variant == CLEAN)
@@ -62,59 +94,130 @@ class TestStudy:
         nothing = [row for row in tiny.rows if row.method == "no-op"]
         assert all(row.asr_reduction in (None, 0.0) for row in nothing)
 
-    def test_counts_and_series(self, tiny):
-        counts = count_verdicts(tiny)
-        assert {name: sum(own.values()) for name, own in counts.items()} == dict.fromkeys([HONEST, *TRICKS], 2)
-        assert {(curve.method, curve.variant) for curve in tiny.series} == {
+    def test_the_trained_model_is_never_equivalent_nor_is_anything_beside_three(self, tiny):
+        assert count_verdicts(tiny)["no-op"]["EQUIVALENT"] == 0
+        assert count_verdicts(tiny)[f"{BESIDE}3"]["EQUIVALENT"] == 0
+
+    def test_curves_are_the_rows_counted(self, tiny):
+        counts, mixed = count_verdicts(tiny), count_verdicts(tiny, seeds=[10])
+        curves = {(c.method, c.y_name): c for c in tiny.series if c.variant == ATTACKED}
+        power = curves[HONEST, f"honest retrains: {CALLED}"]
+        assert power.x == [3.0, 5.0]
+        assert power.y == [counts[name]["EQUIVALENT"] / 2 for name in (*FEWER, HONEST)]
+        for start, end, honest in (("fresh start", "", HONEST), ("same start", "-same-start", SAME_INIT)):
+            names = [honest, *(f"weights-{percent}{end}" for percent in MIXED)]
+            curve = curves[start, f"mixtures: {CALLED}"]
+            assert curve.x == [0.0, *map(float, MIXED)]
+            assert curve.y == [mixed[n]["EQUIVALENT"] / sum(mixed[n].values()) for n in names]
+            told = curves[start, f"mixtures: {TOLD}"]
+            assert told.y == [
+                1 - (mixed[n]["EQUIVALENT"] + mixed[n]["UNDECIDED"]) / sum(mixed[n].values()) for n in names
+            ]
+
+    def test_relearning(self, tiny):
+        relearnt = [curve for curve in tiny.series if curve.x_name == RELEARNING]
+        assert {(curve.method, curve.variant) for curve in relearnt} == {
             (name, variant) for name in (HONEST, *TRICKS) for variant in (ATTACKED, CLEAN)
         }
-        assert all((curve.x_name, curve.x[0]) == (RELEARNING, 0.0) for curve in tiny.series)
-        assert set(next(c for c in tiny.series if c.method == "no-op").y) == {1.0}, "nothing was lost"
-        assert all(curve.y == sorted(curve.y) for curve in tiny.series)
+        assert all(curve.x[0] == 0.0 for curve in relearnt)
+        assert set(next(c for c in relearnt if c.method == "no-op").y) == {1.0}, "nothing was lost"
+        assert all(curve.y == sorted(curve.y) for curve in relearnt)
 
-    def test_resumed_it_makes_nothing_and_says_the_same(self, tiny, store, tmp_path, monkeypatch):
+    def test_resumed_it_makes_and_judges_nothing_and_says_the_same(self, tiny, store, tmp_path, monkeypatch):
         monkeypatch.setattr(Store, "make", lambda *_: pytest.fail("a finished model was made again"))
-        again = run_verdicts([10, 11], scenario=TINY, retrains=3, clean_seeds=1, workers=1, store=store)
-        assert again.rows == tiny.rows
+        monkeypatch.setattr(Court, "hearing", lambda *_: pytest.fail("a model was judged again"))
+        again = study(store)
         tiny.save(tmp_path / "results.json")
+        again.save(tmp_path / "again.json")
+        assert json.loads((tmp_path / "again.json").read_text()) == json.loads((tmp_path / "results.json").read_text())
         assert count_verdicts(Results.load(tmp_path / "results.json")) == count_verdicts(tiny)
 
-    def test_the_leaver_has_no_part_in_what_is_retrained(self):
+    def test_the_leaver_has_no_part_in_what_is_retrained(self, store):
         """With or without its backdoor the retrained models are the same ones."""
-        attacked = Case(ATTACKED, TINY.with_seed(10), "client-3", 3)
-        clean = Case(CLEAN, dataclasses.replace(TINY, backdoors={}).with_seed(10), "client-3", 3)
+        attacked = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, ("honest",))
+        clean = dataclasses.replace(attacked, scenario=dataclasses.replace(TINY, backdoors={}).with_seed(10))
         assert attacked.retrained == clean.retrained
-        assert len(attacked.retrained) == 4
+        assert len(attacked.retrained) == 6
         assert attacked.trained != clean.trained
+        other = dataclasses.replace(attacked, judged=("honest", "tricks"))
+        assert len({case.path(store) for case in (attacked, clean, other)}) == 3
 
     def test_the_early_model_is_on_the_way(self, store):
         """Its cell is the training's first round, and is really the early model."""
-        case = Case(ATTACKED, TINY.with_seed(10), "client-3", 3)
+        case = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, ("honest",))
         federation, plan = store.federation(case.scenario), dataclasses.replace(TINY.with_seed(10).plan, rounds=1)
         by_hand = train(federation.engine(), federation.initial(), plan).model
         store.make(case.early)
         assert store.kept(case.early).state.model.digest == by_hand.digest
 
-    def test_what_the_verdict_gets(self, store):
-        federation = store.federation(TINY.with_seed(10))
-        model = federation.initial()
-        evaluation = Evaluation(federation, Request.of("client-3"))
-        measured = evaluation.measure(model)
-        own = evaluation.exam.observed(measured)
-        assert torch.equal(own.forget_labels, federation.datasets["client-3"][1])
-        assert torch.equal(own.test_logits, measured.test_logits)
-        assert (own.asr, own.forget_auc) == (measured.alone["asr"], measured.alone["mia_auc"])
-        assert own.retained_auc == pytest.approx(0.5, abs=0.1), "untrained, it knows nobody"
+    def test_fashion_only_where_its_data_is(self, tmp_path):
+        assert fashion_scenario(tmp_path) is None
+
+
+class TestCourt:
+    def test_everybody_gets_the_candidates_own_questions(self, court):
+        honest, other = (court.hearing(court.candidate(m)) for m in (court.models.honest, court.models.same_start))
+        assert honest.evaluation.exam.seed != other.evaluation.exam.seed
+        by_hand = honest.evaluation.measure(court.models.references[1])
+        assert torch.equal(honest.references[1].test_logits, by_hand.test_logits)
+        assert torch.equal(
+            honest.trained.forget_logits, honest.evaluation.measure(court.models.state.model).forget_logits
+        )
+
+    def test_the_insider_knows_another_draw(self, court):
+        asked = court.insider().asked
+        assert len(asked) <= len(court.federation.dataset.test_inputs)
+        assert court.insider().trained.digest == court.models.state.model.digest
+
+    def test_the_best_of_five_passes_if_one_does(self, court, monkeypatch):
+        attempts = []
+
+        def hearing(self, candidate, references=None):
+            honest = court.models.honest if len(attempts) == 2 else court.models.state.model
+            return original(self, self.candidate(honest), references)
+
+        original = Court.hearing
+        row = type(court._honest).row
+        monkeypatch.setattr(Court, "hearing", hearing)
+
+        def counted(self, name, count=None, attempt=1):
+            attempts.append(attempt)
+            found = row(self, name, count, attempt)
+            verdict = "EQUIVALENT" if attempt == 3 else "UNDECIDED" if attempt == 4 else "DAMAGED"
+            return dataclasses.replace(found, verdict=verdict)
+
+        monkeypatch.setattr(type(court._honest), "row", counted)
+        best = court._best_of_five(court.insider())
+        assert attempts == list(range(1, len(ATTEMPTS) + 1))
+        assert (best.verdict, best.digest) == ("EQUIVALENT", court.models.honest.digest)
+
+
+class TestLevel:
+    def test_a_model_at_its_margin_passes_once_in_twenty(self):
+        curves = level_curves(150, seed=1)
+        assert {curve.variant for curve in curves} == {SIMULATED}
+        for curve in curves:
+            assert curve.x == [3.0, 5.0, 8.0, 10.0]
+            assert curve.y[0] == 0.0, "three references never make it"
+            assert max(curve.y) <= 0.1
+        at_the_edge = [curve for curve in curves if curve.method.startswith("at the margin")]
+        assert sum(sum(curve.y[1:]) for curve in at_the_edge) >= 0.15, "the level is spent, not wasted"
+
+    def test_no_draws_no_curves(self):
+        assert level_curves(0) == []
 
 
 @pytest.mark.slow
 def test_three_seeds_of_it(tmp_path):
-    """No trick is called EQUIVALENT, and honest retrains are."""
-    found = run_verdicts([10, 11, 12], clean_seeds=1, workers=1, store=Store(tmp_path / "store"))
+    """Nothing that a server could do instead of forgetting is called EQUIVALENT."""
+    store = Store(tmp_path / "store")
+    found = run_verdicts([10, 11, 12], cheated_seeds=3, clean_seeds=1, draws=0, workers=1, store=store)
     counts = count_verdicts(found)
-    assert counts[HONEST]["EQUIVALENT"] == 3
+    assert counts[HONEST]["EQUIVALENT"] >= 2
     assert all(counts[name]["EQUIVALENT"] == 0 for name in TRICKS)
     assert counts["no-op"]["UNDER-FORGOTTEN"] == 3
     assert counts["gradient-ascent"]["DAMAGED"] == 3
+    for name in ("patched", "moved-near", "moved-far", "learnt-probes", "probabilities-20", "weights-50"):
+        assert counts[name]["EQUIVALENT"] == 0
     assert all(row.asr >= 0.8 for row in found.rows if row.method == "no-op" and row.variant == ATTACKED)
-    assert count_verdicts(found, CLEAN)[HONEST]["UNDECIDED"] == 1
+    assert count_verdicts(found, CLEAN)[HONEST]["EQUIVALENT"] == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from expunge.auditing.verdict import RETRAINS
 from expunge.bench.adversary import LIES
 from expunge.bench.cells import Kept, RetrainedCell
 from expunge.bench.results import Results, Series
@@ -14,7 +16,7 @@ from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
 from expunge.bench.studies import conditioning, perturbation
-from expunge.bench.verdict import CLEAN_SEEDS, SEEDS, run_verdicts
+from expunge.bench.verdict import SEEDS, fashion_scenario, run_verdicts
 from expunge.core.bounds import cg_rate
 from expunge.data import Backdoor
 from expunge.data.backdoor import Corner
@@ -326,8 +328,10 @@ def _nothing(_scale: Scale) -> list[Setting]:
 def _verdicts(
     scale: Scale, seeds: Sequence[int], store: Store, workers: int | None, progress: Progress | None
 ) -> Results:
-    clean = 1 if scale.is_smoke else CLEAN_SEEDS
-    return run_verdicts(seeds, clean_seeds=clean, workers=workers, progress=progress, store=store)
+    run = partial(run_verdicts, seeds, workers=workers, progress=progress, store=store)
+    if scale.is_smoke:
+        return run(retrains=RETRAINS, cheated_seeds=1, clean_seeds=1, draws=50)
+    return run(fashion=fashion_scenario(store.data_dir))
 
 
 def _experiment(function: Callable[[Scale], list[Setting]], title: str) -> Experiment:
@@ -360,7 +364,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         dataclasses.replace(_experiment(tried, "What was tried, where the settings were chosen"), seeds=TUNING),
         Experiment(
             "verdict",
-            "What a verdict catches: tricks and honest retrains",
+            "What a verdict catches: honest retrains, tricks and cheats",
             _nothing,
             whole=_verdicts,
             seeds={"smoke": SEEDS[:3], "small": SEEDS, "paper": SEEDS},

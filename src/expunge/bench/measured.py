@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,12 +54,16 @@ def measured_part(setting: Setting, curves: Curves | None, store: Store, paths: 
     if missing:
         contenders = tuple(contender for contender, _ in missing)
         part = measure(dataclasses.replace(setting, contenders=contenders), curves, store)
-        part = dataclasses.replace(part, environment=environment(store.device), date=utc_now())
         for contender, path in missing:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            own = split(part, contender, contenders)
-            write_whole(path, json.dumps(plain(dataclasses.asdict(own), path.name)) + "\n")
+            _write(split(part, contender, contenders), path, store)
     return joined([named(_read(path), own) for own, path in zip(setting.contenders, paths, strict=True)])
+
+
+def kept_part(path: Path, measuring: Callable[[], Part], store: Store) -> Part:
+    """The part of that path; measured now where it is not there yet."""
+    if not path.exists():
+        _write(measuring(), path, store)
+    return _read(path)
 
 
 def split(part: Part, contender: Contender, contenders: Sequence[Contender]) -> Part:
@@ -100,6 +104,12 @@ def _each_once(lists: Sequence[list[Entry]]) -> list[Entry]:
         there = {entry.method for entry in found} & {*REFERENCES, SHARDED}
         found += [entry for entry in entries if entry.method not in there and entry not in found]
     return found
+
+
+def _write(part: Part, path: Path, store: Store) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = dataclasses.replace(part, environment=environment(store.device), date=utc_now())
+    write_whole(path, json.dumps(plain(dataclasses.asdict(part), path.name)) + "\n")
 
 
 def _read(path: Path) -> Part:

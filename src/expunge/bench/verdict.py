@@ -1,35 +1,43 @@
-"""Can the verdict be trusted? Tricks and honest retrains, many times over, and what each is called.
+"""Can the verdict be trusted? Honest retrains, tricks and cheats, many times over, and what each is called.
 
-Digits with a strong backdoor, and the same client without one: there little can be seen, so UNDECIDED is expected where
-nothing is damaged. For every seed there are one trained model, M retrained ones, one more retrained one to judge, and
-the tricks. The verdict's own settings were chosen on client 0 with seeds below 10; the study is about others.
+Digits with a strong backdoor, Fashion-MNIST with one where its data is there, and digits without: there little can be
+seen, so UNDECIDED is expected where nothing is damaged. For every seed there are one federation, one trained model and
+ten retrained ones that everything is judged beside: one more retrained model, tricks of a server (`auditing/tricks.py`)
+and cheats of somebody who knows the audit (`auditing/cheats.py`). The verdict's own settings were chosen on client 0
+with seeds below 10; the study is about others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from expunge.auditing.functional import accuracy, predict
 from expunge.auditing.measures import POINT
-from expunge.auditing.tricks import early_plan, most_frequent, relearning_epochs, tricks
-from expunge.auditing.verdict import RETRAINS
+from expunge.auditing.tricks import early_plan, relearning_epochs
+from expunge.auditing.verdict import ENOUGH
 from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
+from expunge.bench.hearings import HONEST, Court, Models
+from expunge.bench.measured import kept_part
 from expunge.bench.measuring import Part
-from expunge.bench.results import Results, Row, Series, Variant, environment, utc_now
+from expunge.bench.results import Results, Series, Variant, environment, utc_now
 from expunge.bench.runner import all_done, described, make_all, missing_cells
-from expunge.bench.scales import LEAVER
+from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.scenario import Federation, Scenario
 from expunge.bench.settings import Forget, Setting
 from expunge.bench.store import Store
+from expunge.bench.verdict_curves import level_curves, relearning_curves, study_curves
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.data import Backdoor
+from expunge.data import Backdoor, is_there
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import Progress
@@ -37,14 +45,16 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.request import Request
 
 SEEDS = tuple(range(10, 110))
-CLEAN_SEEDS = 20
-"""How many of the seeds are used for the client without a backdoor, the first ones."""
+CHEATED_SEEDS, FASHION_SEEDS, CLEAN_SEEDS = 60, 20, 20
+"""How many of the seeds are used for tricks and cheats, for Fashion-MNIST, and without a backdoor: the first ones."""
 
-ATTACKED, CLEAN = "strong backdoor", "clean client"
-HONEST = "retrain"
+ATTACKED, FASHION, CLEAN = "strong backdoor", "Fashion-MNIST, strong backdoor", "clean client"
 RELEARNING = "relearning epochs"
 MOST_EPOCHS = 10
 """What takes longer than this to relearn is written down as one more."""
+
+FORMAT = 1
+"""Of what is kept of a seed; after a change in a cheat or in the verdict it is another one."""
 
 SCENARIO = Scenario(
     dataset="digits",
@@ -54,50 +64,28 @@ SCENARIO = Scenario(
     backdoors={LEAVER: Backdoor(target=7, size=3, fraction=0.5, boost=4.0)},
     plan=TrainingPlan(rounds=10, epochs=4, batch_size=64, learning_rate=0.1),
 )
-"""Cheap, since it is trained 7 times for each of 100 seeds: about 2 seconds on one core."""
-
-
-def run_verdicts(
-    seeds: Sequence[int] = SEEDS,
-    *,
-    scenario: Scenario = SCENARIO,
-    leaver: str = LEAVER,
-    retrains: int = RETRAINS,
-    clean_seeds: int = CLEAN_SEEDS,
-    workers: int | None = None,
-    progress: Progress | None = None,
-    store: Store,
-) -> Results:
-    """Judge every trick and one honest retrain for every seed.
-
-    Args:
-        seeds: each gives its own split, poisoning, initial weights and training.
-        scenario: the federation, with the leaver's backdoor.
-        leaver: who is to be forgotten.
-        retrains: retrained models that the verdict gets; one more is made to be judged.
-        clean_seeds: for so many of the seeds the leaver is judged without its backdoor, too.
-        workers: processes side by side, each on one core; None takes one a core, at most four.
-        progress: called with (what, done, total).
-        store: where finished models are.
-    """
-    clean = dataclasses.replace(scenario, backdoors={})
-    cases = [Case(ATTACKED, scenario.with_seed(seed), leaver, retrains) for seed in seeds]
-    cases += [Case(CLEAN, clean.with_seed(seed), leaver, retrains) for seed in seeds[:clean_seeds]]
-    missing = missing_cells([cell for case in cases for cell in case.cells()], store)
-    with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
-        make_all(missing, store, pool, progress)
-        parts = all_done([partial(judged, case, store) for case in cases], pool, progress, "judging")
-    return _put_together(seeds, cases, parts)
+"""Cheap, since it is trained 14 times for each of 100 seeds: about 2 seconds on one core."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One federation with its seed, from which one client leaves."""
+    """One federation with its seed, from which one client leaves.
+
+    Attributes:
+        label: the variant in results.
+        scenario: the federation.
+        leaver: who is to be forgotten.
+        retrains: models that the verdict gets; one more is made to be judged.
+        judged: what comes to be judged.
+        learning_rate: of cheats that are taught something.
+    """
 
     label: str
     scenario: Scenario
     leaver: str
     retrains: int
+    judged: tuple[str, ...]
+    learning_rate: float = 0.05
 
     @property
     def setting(self) -> Setting:
@@ -119,33 +107,96 @@ class Case:
         """The models that the verdict gets, and the honest one behind them."""
         return [RetrainedCell(self.scenario, Forget((self.leaver,)), number) for number in range(self.retrains + 1)]
 
+    @property
+    def same_start(self) -> RetrainedCell:
+        """A model retrained from the training's own initialisation."""
+        return RetrainedCell(self.scenario, Forget((self.leaver,)), 0, fresh=False)
+
     def cells(self) -> list[Cell]:
         """All models to be made beforehand."""
-        return [self.trained, self.early, *self.retrained]
+        return [self.trained, self.early, *self.retrained, self.same_start]
+
+    def path(self, store: Store) -> Path:
+        """Where what was found is, or will be: under a name for all that determines it."""
+        cells = sorted(store.path(cell).name for cell in self.cells())
+        content = [FORMAT, "verdict", self.label, self.judged, self.learning_rate, cells]
+        return store.root / "measured" / f"{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.json"
+
+
+def run_verdicts(
+    seeds: Sequence[int] = SEEDS,
+    *,
+    scenario: Scenario = SCENARIO,
+    fashion: Scenario | None = None,
+    leaver: str = LEAVER,
+    retrains: int = ENOUGH,
+    cheated_seeds: int = CHEATED_SEEDS,
+    clean_seeds: int = CLEAN_SEEDS,
+    draws: int = 1000,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    store: Store,
+) -> Results:
+    """Judge honest retrains, tricks and cheats for every seed.
+
+    Args:
+        seeds: each gives its own split, poisoning, initial weights and training.
+        scenario: the federation, with the leaver's backdoor.
+        fashion: one more, for the first seeds; None leaves it out.
+        leaver: who is to be forgotten.
+        retrains: retrained models that the verdict gets; one more is made to be judged.
+        cheated_seeds: tricks and cheats are judged for so many of the seeds, the first ones.
+        clean_seeds: for so many of the seeds the leaver is judged without its backdoor, too.
+        draws: of simulated measures at the edge of their margin.
+        workers: processes side by side, each on one core; None takes one a core, at most four.
+        progress: called with (what, done, total).
+        store: where finished models are.
+    """
+    clean, everything = dataclasses.replace(scenario, backdoors={}), ("honest", "tricks", "cheats")
+    cases = [Case(ATTACKED, scenario.with_seed(seed), leaver, retrains, everything) for seed in seeds[:cheated_seeds]]
+    cases += [Case(ATTACKED, scenario.with_seed(s), leaver, retrains, ("honest",)) for s in seeds[cheated_seeds:]]
+    cases += [Case(CLEAN, clean.with_seed(s), leaver, retrains, ("honest", "tricks")) for s in seeds[:clean_seeds]]
+    if fashion is not None:
+        some = seeds[:FASHION_SEEDS]
+        cases += [Case(FASHION, fashion.with_seed(s), leaver, retrains, everything, 0.02) for s in some]
+    to_do = [case for case in cases if not case.path(store).exists()]
+    missing = missing_cells([cell for case in to_do for cell in case.cells()], store)
+    with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
+        make_all(missing, store, pool, progress)
+        parts = all_done([partial(heard, case, store) for case in cases], pool, progress, "judging")
+    return _put_together(seeds, cases, parts, level_curves(draws))
+
+
+def fashion_scenario(data_dir: Path | None) -> Scenario | None:
+    """Fashion-MNIST at the scale that fits two cores, with a strong backdoor; None where its data is not there."""
+    return scale_of("small", data_dir).attacked(LEAVER, strong=True) if is_there("fashion-mnist", data_dir) else None
+
+
+def heard(case: Case, store: Store) -> Part:
+    """What was found in one case, now or before."""
+    return kept_part(case.path(store), partial(judged, case, store), store)
 
 
 def judged(case: Case, store: Store) -> Part:
-    """The rows of one case: its trained model, the honest retrain, and every trick."""
+    """The rows of one case."""
     federation, request = store.federation(case.scenario), Request.of(case.leaver)
+    state, early = (store.kept(cell).state for cell in (case.trained, case.early))
+    *references, honest, same_start = (store.kept(c).state.model for c in (*case.retrained, case.same_start))
+    court = Court(
+        federation, case.leaver, Models(state, early.model, references, honest, same_start), case.learning_rate
+    )
+    rows, models = [court.honest_row()], {HONEST: honest}
+    if "tricks" in case.judged:
+        rows += court.trick_rows()
+        models |= court.tricked
+    if "cheats" in case.judged:
+        rows += court.cheat_rows()
+    rows += court.power_rows()
     evaluation = Evaluation(federation, request)
-    state = store.kept(case.trained).state
-    *models, honest = [store.kept(cell).state.model for cell in case.retrained]
-    references = [evaluation.measure(model) for model in models]
-    before = evaluation.measure(state.model)
-    backdoor = case.scenario.backdoors.get(case.leaver)
-    label = backdoor.target if backdoor is not None else most_frequent(federation.datasets[case.leaver][1])
-    candidates = {HONEST: honest}
-    for name, trick in tricks(store.kept(case.early).state.model, label).items():
-        candidates[name] = trick(federation.engine(), state, request)
-    epochs = relearning(federation, state, case.leaver)
-    rows, series = [], []
-    for name, model in candidates.items():
-        own = evaluation.measure(model)
-        verdict = evaluation.judgement(own, before, references).verdict.value
-        row = evaluation.row(name, own, before, references)
-        rows.append(dataclasses.replace(row, verdict=verdict, variant=case.label))
-        series.append(Series(name, case.label, "seed", RELEARNING, [float(case.scenario.seed)], [epochs(model)]))
-    return Part(rows, retrain_noise(references), {}, series)
+    noise = retrain_noise([evaluation.measure(model) for model in references])
+    epochs, seed = relearning(federation, state, case.leaver), [float(case.scenario.seed)]
+    series = [Series(name, case.label, "seed", RELEARNING, seed, [epochs(model)]) for name, model in models.items()]
+    return Part([dataclasses.replace(row, variant=case.label) for row in rows], noise, {}, series)
 
 
 def relearning(federation: Federation, state: ServerState, leaver: str) -> Callable[[Snapshot], float]:
@@ -165,7 +216,7 @@ def relearning(federation: Federation, state: ServerState, leaver: str) -> Calla
     return epochs
 
 
-def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part]) -> Results:
+def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part], levels: list[Series]) -> Results:
     variants: dict[str, Variant] = {}
     for label in dict.fromkeys(case.label for case in cases):
         own = [(case, part) for case, part in zip(cases, parts, strict=True) if case.label == label]
@@ -174,18 +225,12 @@ def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part]) ->
             {**described(own[0][0].setting), "seeds": [case.scenario.seed for case, _ in own]}, noise, {}
         )
     scenario: dict[str, Any] = {"title": "What a verdict catches", "seeds": list(seeds)}
-    rows: list[Row] = [row for part in parts for row in part.rows]
-    curves: dict[tuple[str, str], list[Series]] = {}
-    for part in parts:
-        for curve in part.series:
-            curves.setdefault((curve.method, curve.variant), []).append(curve)
-    series = [_relearned(name, label, [y for curve in own for y in curve.y]) for (name, label), own in curves.items()]
-    return Results("verdict", scenario, {**environment(), "torch_threads": 1}, rows, {}, variants, series, utc_now())
-
-
-def _relearned(name: str, label: str, epochs: list[float]) -> Series:
-    """The share of runs in which so many epochs brought the trained model's accuracy on the forgotten data back."""
-    x = [float(number) for number in range(MOST_EPOCHS + 1)]
-    return Series(
-        name, label, RELEARNING, "share of the runs", x, [sum(e <= n for e in epochs) / len(epochs) for n in x]
-    )
+    rows = [row for part in parts for row in part.rows]
+    series = [
+        *(curve for label in variants for curve in study_curves(rows, label, cases[0].retrains)),
+        *relearning_curves([curve for part in parts for curve in part.series], MOST_EPOCHS),
+        *levels,
+    ]
+    where = {**environment(), "torch_threads": 1}
+    date = max((part.date for part in parts if part.date is not None), default=utc_now())
+    return Results("verdict", scenario, where, rows, {}, variants, series, date)

@@ -30,6 +30,15 @@ _FIGURES = {
         "The blue band is the range of models retrained without the forgotten data; bars show the spread over runs.",
     ),
     "series": ("Curves, a line for each method", "Shades reach from the lowest to the highest run."),
+    "power": (
+        "The share of honest retrains that are called EQUIVALENT, by the number of retrained models",
+        "Bars are exact 95% intervals (Clopper-Pearson).",
+    ),
+    "mixing": (
+        "The share of mixtures that are called EQUIVALENT, by the percent of trained weights in them",
+        "Good is a line that has come down to nothing where much is mixed in. Bars are exact 95% intervals"
+        " (Clopper-Pearson).",
+    ),
     "audit-scores": (
         "Scores of a membership attack, a row for each model",
         "Forgotten means: the two shapes of a row are apart no more than they are in the retrained model's row. Each"

@@ -15,6 +15,7 @@ from expunge.report.layout import file_label, parts
 from expunge.report.lines import series_plot, variants_plot
 from expunge.report.palette import FONT
 from expunge.report.pareto import pareto_plot, seconds_plot
+from expunge.report.verdict_plots import verdict_figures
 
 _IN_ORDER = ("damping", "heterogeneity", "clients", "several")
 """Experiments whose variants are steps of one quantity, so that lines between them mean something."""
@@ -60,6 +61,8 @@ def whole_figures(results: Results) -> dict[str, Figure]:
         >>> whole_figures(Results("demo", {}, {}, [], {}))
         {}
     """
+    if results.experiment == "verdict":
+        return verdict_figures(results)
     drawn = {"series": series_plot(results)} if results.series else {}
     if results.experiment in _IN_ORDER and len(results.variants) > 1:
         drawn["variants"] = variants_plot(results)
