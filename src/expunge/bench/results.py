@@ -113,13 +113,28 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """How verdicts were reached that are not from the models themselves.
+
+    Attributes:
+        rule: what EQUIVALENT means: "margins", as in ``auditing.verdict``.
+        source: what was judged.
+        without: measures of the verdict that the source does not have, by name.
+    """
+
+    rule: str
+    source: str
+    without: list[str]
+
+
+@dataclass(frozen=True)
 class Results:
     """One experiment: what was done, where, what came out, and how much retraining itself varies.
 
     `noise` maps a measure to its low, high and mean: for kl, kl_forget, logit_mse, agreement and parameter_gap
     over pairs of retrained models, for accuracies, asr and membership over the retrained models. An experiment on
     several settings keeps scenario and noise by variant, and `noise` is empty unless there is one variant only.
-    `date` is when the last of it was measured, as `utc_now` writes it.
+    `date` is when the last of it was measured, as `utc_now` writes it. `judged` is None where the models were judged.
 
     Example:
         >>> results = Results("demo", {}, {}, [Row("trained", 0, asr=0.9), Row("trained", 1, asr=1.0)], {})
@@ -135,6 +150,7 @@ class Results:
     variants: dict[str, Variant] = field(default_factory=dict)
     series: list[Series] = field(default_factory=list)
     date: str | None = None
+    judged: Judged | None = None
 
     def part(self, variant: str) -> Self:
         """The results of one variant alone, in the shape of an experiment that has no others."""
@@ -184,6 +200,8 @@ class Results:
             content["variants"] = {name: plain(asdict(part), name) for name, part in self.variants.items()}
         if self.series:
             content["series"] = [plain(asdict(curve), f"series {curve.method!r}") for curve in self.series]
+        if self.judged is not None:
+            content["judged"] = plain(asdict(self.judged), "judged")
         write_whole(Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     @classmethod
@@ -206,6 +224,7 @@ class Results:
                 variants,
                 series,
                 _date(content["date"]),
+                Judged(**content["judged"]) if "judged" in content else None,
             )
         except (KeyError, TypeError, AttributeError, ValueError, DataError) as error:
             raise DataError(f"{path} is not a results file of expunge ({type(error).__name__}: {error}).") from error
