@@ -1,12 +1,12 @@
+import json
 from dataclasses import replace
-from hashlib import sha256
 from itertools import combinations
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation, Text
 
-from expunge.bench.results import Results, Series
+from expunge.bench.results import Results, Row, Series
 from expunge.report.cost import cost_plot
 from expunge.report.fingerprint import fingerprint, read_fingerprint
 from expunge.report.forgetting import forgetting_plot
@@ -176,10 +176,22 @@ def test_a_picture_names_the_results_file_it_was_made_from(tmp_path):
     results.save(tmp_path / "results.json")
     png, svg = save_plots(results, tmp_path / "pictures")
     assert (png.name, svg.name) == ("series.png", "series.svg")
-    assert read_fingerprint(png) == sha256((tmp_path / "results.json").read_bytes()).hexdigest()
     assert read_fingerprint(png) == fingerprint(Results.load(tmp_path / "results.json"))
     changed = replace(results, series=results.series[1:])
     assert read_fingerprint(png) != fingerprint(changed)
+
+
+def test_a_measure_that_nobody_took_does_not_make_a_picture_stale(tmp_path):
+    """A new field of a row is None in every older file."""
+    rows = [Row("trained", 0, asr=0.9), Row("sisa", 0, asr=0.1)]
+    results = Results("demo", {}, {}, rows, {})
+    results.save(tmp_path / "results.json")
+    content = json.loads((tmp_path / "results.json").read_text())
+    for row in content["rows"]:
+        del row["test_loss"]
+    (tmp_path / "older.json").write_text(json.dumps(content))
+    assert fingerprint(Results.load(tmp_path / "older.json")) == fingerprint(results)
+    assert fingerprint(replace(results, rows=[replace(rows[0], test_loss=0.1), rows[1]])) != fingerprint(results)
 
 
 def test_no_picture_no_fingerprint(tmp_path):

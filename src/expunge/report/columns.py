@@ -36,6 +36,14 @@ _ALL = (
         compared=True,
     ),
     Measure(
+        "forget_loss",
+        "loss on forgotten data",
+        "How much the leaving client's labels on its own data surprise the model (cross-entropy, in nats). It should be"
+        " what retrained models have: lower means remembered, also where no rate shows it.",
+        form="number",
+        compared=True,
+    ),
+    Measure(
         "asr",
         "backdoor success (%)",
         "How many images carrying the leaving client's hidden trigger go to the attacker's class (attack success rate,"

@@ -1,5 +1,6 @@
 """Which results a picture was made from, written into the picture: a stale one is found without comparing pixels."""
 
+import json
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ KEY = "results"
 
 
 def fingerprint(results: Results) -> str:
-    """The SHA-256 of the file that `Results.save` writes.
+    """The SHA-256 of the file that `Results.save` writes, without what was not measured: a new measure spoils none.
 
     Example:
         >>> empty = Results("demo", {}, {}, [], {})
@@ -23,7 +24,9 @@ def fingerprint(results: Results) -> str:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "results.json"
         results.save(file)
-        return sha256(file.read_bytes()).hexdigest()
+        content = json.loads(file.read_text(encoding="utf-8"))
+    rows = [{name: value for name, value in row.items() if value is not None} for row in content["rows"]]
+    return sha256(json.dumps({**content, "rows": rows}).encode()).hexdigest()
 
 
 def read_fingerprint(picture: str | Path) -> str | None:

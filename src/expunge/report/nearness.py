@@ -15,7 +15,7 @@ from expunge.report.measures import FEWEST_RETRAINS
 from expunge.report.verdicts import verdicts_on
 
 METHODS = ("retrace", "retrace+recovery")
-MEASURES = ("test_accuracy", "forget_accuracy", "asr", "kl_forget", "mia_auc")
+MEASURES = ("test_accuracy", "forget_accuracy", "forget_loss", "asr", "kl_forget", "mia_auc")
 WORK = "speedup_in_gradients"
 _DISTANCES = ("kl_forget",)
 """Measures that are distances to the retrained models already."""

@@ -8,18 +8,19 @@ from expunge.report.layout import method_name
 from expunge.report.markdown import MARKS, drawn_table, escaped, marked
 from expunge.report.measures import MISSING, write_value
 from expunge.report.nearness import METHODS, WORK, Gap, Nearness, nearness
-from expunge.report.table import Cell, marks_mean
-from expunge.report.verdicts import counted, in_words, mark_of, worst
+from expunge.report.table import Cell, judged_note, marks_mean, verdict_text
+from expunge.report.verdicts import in_words, mark_of, worst
 
 _SHORT = {
     "test_accuracy": "new data",
     "forget_accuracy": "forgotten data",
+    "forget_loss": "loss on forgotten data",
     "asr": "backdoor",
     "kl_forget": "distance",
     "mia_auc": "privacy",
     WORK: "work",
 }
-_UNITS = {"mia_auc": " (AUC off)", "kl_forget": " (KL)", WORK: " (times less)"}
+_UNITS = {"forget_loss": " (off)", "mia_auc": " (AUC off)", "kl_forget": " (KL)", WORK: " (times less)"}
 
 
 def nearness_markdown(results: Results) -> str:
@@ -47,12 +48,12 @@ def nearness_markdown(results: Results) -> str:
         [
             *([escaped(each.variant)] * several),
             method_name(each.method),
-            _verdict(each),
+            _verdict(results, each),
             *(_cell(each, measure) for measure in shown),
         ]
         for each in found
     ]
-    return "\n\n".join([_tally(found), drawn_table(headers, lines, words=2 + several), _reading()]) + "\n"
+    return "\n\n".join([_tally(found), drawn_table(headers, lines, words=2 + several), _reading(results)]) + "\n"
 
 
 def _tally(found: list[Nearness]) -> str:
@@ -62,8 +63,10 @@ def _tally(found: list[Nearness]) -> str:
     return f"**{in_words(counts)}.**" if counts else "There are no verdicts."
 
 
-def _verdict(each: Nearness) -> str:
-    return marked(Cell(counted(each.verdicts), mark_of(worst(each.verdicts)))) if each.verdicts else MISSING
+def _verdict(results: Results, each: Nearness) -> str:
+    if not each.verdicts:
+        return MISSING
+    return marked(Cell(verdict_text(results, each.verdicts), mark_of(worst(each.verdicts))))
 
 
 def _header(measure: str) -> str:
@@ -78,7 +81,7 @@ def _cell(each: Nearness, measure: str) -> str:
         return MISSING
     if measure == "kl_forget":
         return f"{write_value(gap.own.mean, 'number')} ({_beside_distance(gap)})"
-    unit, digits = (1, 3) if measure == "mia_auc" else (100, 1)
+    unit, digits = {"mia_auc": (1, 3), "forget_loss": (1, 2)}.get(measure, (100, 1))
     own = f"{unit * gap.own.mean:+.{digits}f}"
     if each.seeds > 1:
         own += f" ± {unit * gap.own.spread:.{digits}f}"
@@ -95,9 +98,10 @@ def _beside_distance(gap: Gap) -> str:
     return f"retrained {low}–{high}; {trained}"
 
 
-def _reading() -> str:
-    return (
+def _reading(results: Results) -> str:
+    text = (
         "Mean over seeds of the difference to the retrained models of the same seed ± its standard deviation. In"
         " brackets the trained model's, which is how far there was to go, and for the distance"
         f" (KL) the range of each retrained model's distance to the others. {marks_mean(*MARKS)}"
     )
+    return " ".join([text, *judged_note(results)])

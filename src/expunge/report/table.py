@@ -1,7 +1,10 @@
 """One line a method, what retraining itself varies by as the last lines: the content of every table."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from expunge.auditing.measures import MEASURES
+from expunge.bench.measuring import FAILED
 from expunge.bench.results import Noise, Results
 from expunge.report.columns import Measure, columns_for, short_columns
 from expunge.report.contradictions import NOTES
@@ -9,6 +12,9 @@ from expunge.report.layout import label_of, method_name, parts, reading_order
 from expunge.report.measures import MISSING, retrained_range, write_printed, write_summary, write_value
 from expunge.report.printed import PRINTED_SERIES, SOURCES, beside, is_its_own
 from expunge.report.verdicts import Mark, counted, equivalent_of, mark_of, verdicts_on, worst
+
+NOT_FROM_MODELS = "†"
+"""Behind a verdict that was reached by stored values."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,33 @@ def caption(results: Results, near: str = "green", far: str = "red") -> str:
         marks = "Behind the count of equivalent runs is the exact 95% interval of their share (Clopper-Pearson)."
     elif any(row.verdict is not None for row in results.rows):
         marks = marks_mean(near, far)
-    return f"Mean ± standard deviation over {seeds}. {marks}"
+    return " ".join([f"Mean ± standard deviation over {seeds}. {marks}", *judged_note(results)])
+
+
+def judged_note(results: Results) -> list[str]:
+    """What a verdict did not look at, where it was reached by stored values: a sentence, or none.
+
+    Example:
+        >>> from expunge.bench.results import Judged
+        >>> judged_note(Results("demo", {}, {}, [], {}, judged=Judged("margins", "stored values", ["test_loss"])))
+        ['† Judged from stored values. Not looked at, for that needs models that are not stored: loss on unseen data.']
+    """
+    if results.judged is None:
+        return []
+    missing = ", ".join(MEASURES[name].label for name in results.judged.without if name in MEASURES)
+    looked = f"Not looked at, for that needs models that are not stored: {missing}."
+    return [f"{NOT_FROM_MODELS} Judged from {results.judged.source}. {looked}"]
+
+
+def verdict_text(results: Results, counts: Mapping[str, int]) -> str:
+    """The verdicts for a cell, with a sign where stored values were judged and no model.
+
+    Example:
+        >>> verdict_text(Results("demo", {}, {}, [], {}), {"EQUIVALENT": 3})
+        'equivalent'
+    """
+    judged = results.judged is not None and set(counts) != {FAILED}
+    return counted(counts) + (f" {NOT_FROM_MODELS}" if judged else "")
 
 
 def marks_mean(near: str, far: str) -> str:
@@ -126,7 +158,7 @@ def _verdict(results: Results, method: str) -> Cell:
     if results.experiment == "verdict":
         return Cell(equivalent_of(counts))
     # Retraining is the yardstick: marking it would praise it for being itself.
-    return Cell(counted(counts), None if method.startswith("retrain") else mark_of(worst(counts)))
+    return Cell(verdict_text(results, counts), None if method.startswith("retrain") else mark_of(worst(counts)))
 
 
 def _same_init(results: Results) -> Noise:
