@@ -9,6 +9,7 @@ from functools import partial
 from expunge.auditing.verdict import RETRAINS
 from expunge.bench.adversary import LIES
 from expunge.bench.cells import Kept, RetrainedCell
+from expunge.bench.evidence import run_evidence
 from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
 from expunge.bench.scales import Scale
@@ -334,6 +335,12 @@ def _verdicts(
     return run(fashion=fashion_scenario(store.data_dir))
 
 
+def _evidence(
+    _scale: Scale, seeds: Sequence[int], store: Store, workers: int | None, progress: Progress | None
+) -> Results:
+    return run_evidence(seeds, workers=workers, progress=progress, store=store)
+
+
 def _experiment(function: Callable[[Scale], list[Setting]], title: str) -> Experiment:
     return Experiment(function.__name__, title, function)
 
@@ -368,6 +375,13 @@ EXPERIMENTS: dict[str, Experiment] = {
             _nothing,
             whole=_verdicts,
             seeds={"smoke": SEEDS[:3], "small": SEEDS, "paper": SEEDS},
+        ),
+        Experiment(
+            "evidence",
+            "What evidence without retrained models supports",
+            _nothing,
+            whole=_evidence,
+            seeds={"smoke": SEEDS[:1], "small": SEEDS, "paper": SEEDS},
         ),
     )
 }

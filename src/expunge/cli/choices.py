@@ -27,6 +27,7 @@ EXPERIMENTS = (
     "fresh",
     "tried",
     "verdict",
+    "evidence",
 )
 METHODS = (
     "auto",

@@ -1,0 +1,112 @@
+"""The study in small: what is asked of whom, that a record is not believed, and that it can be resumed."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from expunge.auditing.statement import Word
+from expunge.bench.evidence import (
+    CLAIMED,
+    CONTENDERS,
+    FORGED,
+    HONEST,
+    MEMORISED,
+    MEMORISING,
+    NOTHING,
+    POISONED,
+    REMEMBERING,
+    TRIGGER_ONLY,
+    Case,
+    candidates,
+    run_evidence,
+)
+from expunge.bench.results import Results
+from expunge.bench.scales import LEAVER
+from expunge.bench.store import Store
+from expunge.bench.verdict import SCENARIO
+
+NAMES = [HONEST, NOTHING, FORGED, *(contender.label for contender in CONTENDERS)]
+TINY, TINY_MEMORISED = (
+    dataclasses.replace(
+        own,
+        model="softmax",
+        train_samples=300,
+        test_samples=100,
+        plan=dataclasses.replace(own.plan, rounds=5, epochs=1),
+    )
+    for own in (SCENARIO, MEMORISED)
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("evidence") / "store")
+
+
+@pytest.fixture(scope="module")
+def tiny(store):
+    return run_evidence([10], poisoned=TINY, memorised=TINY_MEMORISED, retrains=3, workers=1, store=store)
+
+
+def test_rows(tiny):
+    for label in (POISONED, TRIGGER_ONLY, MEMORISING):
+        rows = tiny.part(label).rows
+        assert [row.method for row in rows] == NAMES
+        assert {row.evidence for row in rows} <= {word.value for word in Word}
+        assert all(row.verdict is not None and row.kl_forget is not None for row in rows)
+    assert set(REMEMBERING) <= set(NAMES)
+    assert list(tiny.variants) == [POISONED, TRIGGER_ONLY, MEMORISING]
+    assert "mislabelled" in tiny.variants[MEMORISING].scenario
+    assert "mislabelled" not in tiny.variants[POISONED].scenario
+
+
+def test_what_forgets_nothing_is_not_supported(tiny):
+    found = {(row.variant, row.method): row for row in tiny.rows}
+    for label in (POISONED, TRIGGER_ONLY, MEMORISING):
+        nothing, forged = found[label, NOTHING], found[label, FORGED]
+        assert nothing.evidence != "SUPPORTED"
+        assert (forged.evidence, forged.verdict, forged.digest) == (nothing.evidence, nothing.verdict, nothing.digest)
+
+
+def test_the_verdict_does_not_depend_on_what_is_known(tiny):
+    known, less = ([row.verdict for row in tiny.part(label).rows] for label in (POISONED, TRIGGER_ONLY))
+    assert known == less
+
+
+def test_a_forged_record_is_that_of_the_method(store, tiny):
+    """Everything about it is the other method's, but the model."""
+    case = Case(POISONED, TINY.with_seed(10), LEAVER, 3)
+    trained, honest = (store.kept(cell).state.model for cell in (case.trained, case.retrained[-1]))
+    found = candidates(case, store, trained, honest)
+    claimed = found[CLAIMED.label]
+    assert (found[FORGED].method, found[FORGED].details) == (claimed.method, claimed.details)
+    assert claimed.details
+    assert found[FORGED].cost == claimed.cost
+    assert torch.equal(found[FORGED].state.model.parameters, trained.parameters)
+    assert not torch.equal(claimed.state.model.parameters, trained.parameters)
+
+
+def test_short_models_never_had_the_leaver_and_are_none_of_those_that_are_judged(store, tiny):
+    case = Case(POISONED, TINY.with_seed(10), LEAVER, 3)
+    plan = case.scenario.plan
+    assert [cell.scenario.plan.rounds for cell in case.short] == [1, 1, 1] != [plan.rounds] * 3
+    for cell in case.short:
+        counts = {name: len(labels) for name, (_, labels) in store.federation(case.scenario).datasets.items()}
+        rest = sum(count for name, count in counts.items() if name != LEAVER)
+        assert store.kept(cell).cost.sample_gradients == cell.scenario.plan.epochs * rest
+    assert case.retrained[-1].number not in {cell.number for cell in case.short}
+
+
+def test_both_kinds_share_retrained_models_where_they_train_alike():
+    poisoned = Case(POISONED, TINY.with_seed(10), LEAVER, 3)
+    spoiled = dataclasses.replace(TINY, backdoors={}, mislabelled=MEMORISED.mislabelled)
+    assert poisoned.retrained == Case(MEMORISING, spoiled.with_seed(10), LEAVER, 3).retrained
+
+
+def test_resumed_it_makes_nothing_and_says_the_same(tiny, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(Store, "make", lambda *_: pytest.fail("a finished model was made again"))
+    again = run_evidence([10], poisoned=TINY, memorised=TINY_MEMORISED, retrains=3, workers=1, store=store)
+    assert again.rows == tiny.rows
+    tiny.save(tmp_path / "results.json")
+    assert [row.evidence for row in Results.load(tmp_path / "results.json").rows] == [row.evidence for row in tiny.rows]
