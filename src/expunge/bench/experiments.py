@@ -9,6 +9,7 @@ from functools import partial
 from expunge.auditing.verdict import RETRAINS
 from expunge.bench.adversary import LIES
 from expunge.bench.cells import Kept, RetrainedCell
+from expunge.bench.evidence import RETRAINS as TEN
 from expunge.bench.evidence import run_evidence
 from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
@@ -336,9 +337,10 @@ def _verdicts(
 
 
 def _evidence(
-    _scale: Scale, seeds: Sequence[int], store: Store, workers: int | None, progress: Progress | None
+    scale: Scale, seeds: Sequence[int], store: Store, workers: int | None, progress: Progress | None
 ) -> Results:
-    return run_evidence(seeds, workers=workers, progress=progress, store=store)
+    retrains = 3 if scale.is_smoke else TEN
+    return run_evidence(seeds, retrains=retrains, workers=workers, progress=progress, store=store)
 
 
 def _experiment(function: Callable[[Scale], list[Setting]], title: str) -> Experiment:
