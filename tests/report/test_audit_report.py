@@ -201,6 +201,17 @@ def test_a_measure_that_is_left_out_is_faint_and_said(audit):
     assert "–" in row
 
 
+def test_a_noisy_measure_that_is_outside_all_the_same_is_not_left_out():
+    found = [one for one in measures(0.02) if one.measure.name != "mia_auc"]
+    noisy = Compared(MEASURES["mia_auc"], 0.9, 0.6, tuple(0.52 + 0.02 * part for part in SPREAD))
+    judgement = judge([*found, noisy])
+    own = judgement.findings[-1]
+    assert (own.usable, own.outcome, judgement.verdict.value) == (False, "outside", "UNDER-FORGOTTEN")
+    assert words.outcome(own) == "outside"
+    assert not any("left out" in label.get_text() for label in verdict_plot("x", judgement).axes[0].get_yticklabels())
+    assert words.number(judgement) == judgement.reason, "its share of next to nothing is no number"
+
+
 def test_use_is_drawn_towards_the_worse_side_in_margins():
     accuracy, loss = judge(measures(0.0, damage=0.06)).findings[-2:]
     assert scaled(accuracy).share == pytest.approx(2.0)

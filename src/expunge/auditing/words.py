@@ -154,6 +154,11 @@ def _ordinal(count: int) -> str:
     return f"{count}{'th' if count % 100 in (11, 12, 13) else endings.get(count % 10, 'th')}"
 
 
+def counts(found: Finding) -> bool:
+    """Whether a measure has a say: it can carry a claim, or the model is outside whatever the noise is."""
+    return found.usable or found.outcome == "outside"
+
+
 def outcome(found: Finding) -> str:
     """What came out for one measure, in a word or two.
 
@@ -163,9 +168,7 @@ def outcome(found: Finding) -> str:
         >>> outcome(findings([Compared(MEASURES["asr"], 0.0, 0.9, (0.0, 0.2, 0.4, 0.1))])[0])
         'left out: too noisy'
     """
-    if found.outcome == "outside":
-        return "outside"
-    return found.outcome if found.usable else "left out: too noisy"
+    return found.outcome if counts(found) else "left out: too noisy"
 
 
 def strip(found: Finding, cells: int = CELLS) -> str:

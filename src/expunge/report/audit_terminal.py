@@ -80,10 +80,12 @@ def _measures(findings: Sequence[Finding], cells: int) -> Table:
     for header in ("model", "retrained", "before"):
         table.add_column(header, justify="right", no_wrap=True)
     for one in words.in_order(findings):
-        mark, style = _MARKS[one.outcome] if one.usable or one.outcome == "outside" else (" –", "dim")
+        mark, style = _MARKS[one.outcome] if words.counts(one) else (" –", "dim")
         show = one.measure.shown
         values = [Text(f"{show(one.value)}{mark}", style=style), Text(show(one.retrained)), Text(show(one.trained))]
-        table.add_row(Text(one.measure.label), words.strip(one, cells), *values, style="" if one.usable else "dim")
+        table.add_row(
+            Text(one.measure.label), words.strip(one, cells), *values, style="" if words.counts(one) else "dim"
+        )
     return table
 
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from expunge.auditing.margins import Finding
 from expunge.auditing.verdict import Judgement
-from expunge.auditing.words import Left, in_order, left
+from expunge.auditing.words import Left, counts, in_order, left
 from expunge.report.audit_text import margin_text
 from expunge.report.layout import method_name
 from expunge.report.palette import BAND, FAINT, FONT, INK, NOISE, write_instead
@@ -70,10 +70,10 @@ def _panel(axes: Axes, group: Sequence[tuple[Finding, Left]]) -> None:
     about = group[0][0].measure.about_forgetting
     for line, (found, scale) in enumerate(group):
         _line(axes, line, found, scale)
-    labels = [found.measure.label + ("" if found.usable else " (left out)") for found, _ in group]
+    labels = [found.measure.label + ("" if counts(found) else " (left out)") for found, _ in group]
     axes.set_yticks(range(len(group)), labels)
     for label, (found, _) in zip(axes.get_yticklabels(), group, strict=True):
-        label.set_color(INK if found.usable else FAINT)
+        label.set_color(INK if counts(found) else FAINT)
     axes.set_ylim(len(group) - 0.5, -0.5)
     axes.set_xlim(_FIRST - 0.1, _LAST + 0.1)
     ticks = _TICKS if about else _USE_TICKS
@@ -85,7 +85,7 @@ def _panel(axes: Axes, group: Sequence[tuple[Finding, Left]]) -> None:
 
 
 def _line(axes: Axes, line: int, found: Finding, scale: Left) -> None:
-    strength = 1.0 if found.usable else _LEFT_OUT
+    strength = 1.0 if counts(found) else _LEFT_OUT
     low = -scale.margin if found.measure.side == "both" else _FIRST - 0.1
     axes.barh(line, scale.margin - low, left=low, height=0.5, color=BAND, alpha=0.35 * strength, gid=NOISE, zorder=0)
     _mark(axes, line, scale.trained, ("o", 13, "none", INK), "doing-nothing", strength)
@@ -95,7 +95,7 @@ def _line(axes: Axes, line: int, found: Finding, scale: Left) -> None:
     _mark(axes, line, scale.share, (shape, 9, colour, "white"), "model", strength)
     text = f"{found.measure.shown(found.value)}  ({margin_text(found)})"
     axes.annotate(text, (1.02, line), xycoords=("axes fraction", "data")).set(
-        va="center", fontsize=10, color=RED if found.outcome == "outside" else INK if found.usable else FAINT
+        va="center", fontsize=10, color=RED if found.outcome == "outside" else INK if counts(found) else FAINT
     )
 
 
