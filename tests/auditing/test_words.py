@@ -61,6 +61,14 @@ def test_what_is_still_there_at_most_is_never_more_than_passes(share, spread, me
         assert number.startswith("All of" if words.left(judgement.findings[0]).share >= 1 else f"About {share:.0%} of")
 
 
+def test_at_most_counts_what_is_not_known_of_the_retrained_models():
+    own = found("trigger_pull", 2.2, 10.0, spread=0.2)
+    assert own.reach > 0.16
+    assert words.number(judge([one("trigger_pull", 2.2, 10.0, spread=0.2)])).startswith(
+        f"At most {(0.2 + own.reach) / 8:.0%} "
+    )
+
+
 def test_the_worst_measure_gives_the_number():
     near, far = one("trigger_pull", 10.1, 2.0, mean=10.0), one("forget_loss", 1.9, 0.0)
     number = words.number(judge([near, far]))
