@@ -276,7 +276,14 @@ class TestForms:
         assert content["klom"]["before"]["value"] > content["klom"]["after"]["value"] > 0
         text = str(honest)
         assert text.startswith("EQUIVALENT: The data was to be forgotten")
-        for part in ("With 5 retrained models", "attack success: ", "LiRA", "KLoM", "held-out data"):
+        for part in (
+            "With 5 retrained models",
+            "attack success",
+            "What no audit sees",
+            "LiRA",
+            "KLoM",
+            "held-out data",
+        ):
             assert part in text
 
 
