@@ -8,7 +8,7 @@ import torch
 
 from expunge.auditing.cheats import cheats
 from expunge.auditing.verdict import Verdict
-from expunge.bench.hearings import ATTEMPTS, BESIDE, HONEST, MIXED, Court, Models
+from expunge.bench.hearings import ATTEMPTS, BESIDE, HONEST, MIXED, Court, Hearing, Models
 from expunge.bench.measuring import SAME_INIT
 from expunge.bench.results import Results
 from expunge.bench.store import Store
@@ -169,27 +169,45 @@ class TestCourt:
         assert len(asked) <= len(court.federation.dataset.test_inputs)
         assert court.insider().trained.digest == court.models.state.model.digest
 
-    def test_the_best_of_five_passes_if_one_does(self, court, monkeypatch):
-        attempts = []
+    def test_five_attempts_are_five_models_each_judged_as_the_attempt_that_it_is(self, court, monkeypatch):
+        judged, row = [], Hearing.row
 
-        def hearing(self, candidate, references=None):
-            honest = court.models.honest if len(attempts) == 2 else court.models.state.model
-            return original(self, self.candidate(honest), references)
+        def watched(self, name, count=None, attempt=1):
+            judged.append((self.own.model.digest, attempt))
+            return row(self, name, count, attempt)
 
-        original = Court.hearing
-        row = type(court._honest).row
-        monkeypatch.setattr(Court, "hearing", hearing)
+        monkeypatch.setattr(Hearing, "row", watched)
+        court._best_of_five(court.insider())
+        assert [attempt for _, attempt in judged] == [1, 2, 3, 4, 5]
+        assert len({digest for digest, _ in judged}) == len(ATTEMPTS) == 5
 
-        def counted(self, name, count=None, attempt=1):
-            attempts.append(attempt)
-            found = row(self, name, count, attempt)
-            verdict = "EQUIVALENT" if attempt == 3 else "UNDECIDED" if attempt == 4 else "DAMAGED"
-            return dataclasses.replace(found, verdict=verdict)
+    def test_later_attempts_are_judged_more_strictly(self, court):
+        """At a level near nothing no interval fits into a margin."""
+        hearing = court._honest
+        first, last = (
+            hearing.evaluation.exam.judgement(hearing.own, hearing.trained, hearing.references, attempt)
+            for attempt in (1, 5)
+        )
+        assert all(late.reach > early.reach for early, late in zip(first.findings, last.findings, strict=True))
 
-        monkeypatch.setattr(type(court._honest), "row", counted)
-        best = court._best_of_five(court.insider())
-        assert attempts == list(range(1, len(ATTEMPTS) + 1))
-        assert (best.verdict, best.digest) == ("EQUIVALENT", court.models.honest.digest)
+    def test_beside_fewer_means_the_first_ones(self, court):
+        hearing = court._honest
+        by_hand = hearing.evaluation.row("x", hearing.own, hearing.trained, hearing.references[:3])
+        assert hearing.row("x", 3).kl_forget == by_hand.kl_forget != hearing.row("x").kl_forget
+
+    def test_a_spoiled_reference_takes_the_place_of_an_honest_one(self, court, monkeypatch):
+        heard, hearing = [], Court.hearing
+
+        def watched(self, candidate, references=None):
+            heard.append(references)
+            return hearing(self, candidate, references)
+
+        monkeypatch.setattr(Court, "hearing", watched)
+        rows = list(court._beside_a_spoiled_one(court.insider()))
+        assert [row.method for row in rows] == SPECIAL[1:]
+        for references in heard:
+            assert [model.digest for model in references[1:]] == [m.digest for m in court.models.references[1:]]
+            assert references[0].digest != court.models.references[0].digest
 
 
 class TestLevel:

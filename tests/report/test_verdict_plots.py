@@ -17,6 +17,7 @@ def study():
             verdict = "EQUIVALENT" if equivalent else "UNDECIDED"
             rows.append(Row(name, seed, test_accuracy=0.9, verdict=verdict, variant="digits"))
         rows += [Row(name, seed, verdict="UNDECIDED", variant="clean") for name in ("retrain-beside-5", "retrain")]
+    rows.append(Row("retrain", 20, verdict="DAMAGED", variant="digits"))  # a seed without mixtures
     variants = {name: Variant({"retrains_per_seed": 10}, {}, {}) for name in ("digits", "clean")}
     return Results("verdict", {}, {}, rows, {}, variants)
 
@@ -36,9 +37,9 @@ def test_power_is_drawn_with_exact_intervals():
     assert set(lines) == {"digits", "clean"}
     places, shares, ends = lines["digits"]
     assert places == [5.0, 10.0]
-    assert shares == pytest.approx([70.0, 90.0])
-    for (low, high), called in zip(ends, (14, 18), strict=True):
-        limits = clopper_pearson(called, 20)
+    assert shares == pytest.approx([100 * 14 / 20, 100 * 18 / 21])
+    for (low, high), counts in zip(ends, ((14, 20), (18, 21)), strict=True):
+        limits = clopper_pearson(*counts)
         assert (low, high) == pytest.approx((100 * limits.low, 100 * limits.high))
     assert lines["clean"][1] == [0.0, 0.0]
 

@@ -179,11 +179,12 @@ class Court:
 
     def _best_of_five(self, insider: Insider) -> Row:
         """Five mixtures one after another, each judged as the attempt that it is; the best one is what counts."""
-        rows = [
-            self.hearing(mixed_weights(percent, same_start=same)(insider)).row("best-of-five", attempt=attempt)
-            for attempt, (percent, same) in enumerate(ATTEMPTS, start=1)
-        ]
-        return max(rows, key=lambda row: (row.verdict == Verdict.EQUIVALENT, row.verdict == Verdict.UNDECIDED))
+        return best(
+            [
+                self.hearing(mixed_weights(percent, same_start=same)(insider)).row("best-of-five", attempt=attempt)
+                for attempt, (percent, same) in enumerate(ATTEMPTS, start=1)
+            ]
+        )
 
     def _beside_a_spoiled_one(self, insider: Insider) -> Iterator[Row]:
         """A mixture beside references of which the first is spoiled, in two ways."""
@@ -195,3 +196,14 @@ class Court:
         for name, spoil in spoils.items():
             hearing = self.hearing(mixed_weights(HIDDEN, same_start=True)(insider), [spoil(), *others])
             yield hearing.row(f"spoiled-reference-{name}")
+
+
+def best(rows: Sequence[Row]) -> Row:
+    """The one that its maker would show: EQUIVALENT before UNDECIDED before all else, the first where several are.
+
+    Example:
+        >>> rows = [Row("attempt", n, verdict=v) for n, v in enumerate(["DAMAGED", "UNDECIDED", "EQUIVALENT"])]
+        >>> best(rows).verdict, best(rows[:2]).verdict
+        ('EQUIVALENT', 'UNDECIDED')
+    """
+    return max(rows, key=lambda row: (row.verdict == Verdict.EQUIVALENT, row.verdict == Verdict.UNDECIDED))
