@@ -53,7 +53,7 @@ def test_what_is_still_there_at_most_is_never_more_than_passes(share, spread, me
         at_most, passes = map(int, re.fullmatch(r"At most (\d+)% .*; (\d+)% would pass\)\.", number).groups())
         assert max(round(100 * share), 0) <= at_most <= passes <= 30
     elif judgement.verdict is Verdict.UNDECIDED:
-        assert number == judgement.reason
+        assert number == judgement.would_decide
     elif judgement.verdict is Verdict.OVER_FORGOTTEN:
         assert share < 0
         assert f"off by {abs(share):.0%}"[:8] in number
@@ -67,6 +67,17 @@ def test_at_most_counts_what_is_not_known_of_the_retrained_models():
     assert words.number(judge([one("trigger_pull", 2.2, 10.0, spread=0.2)])).startswith(
         f"At most {(0.2 + own.reach) / 8:.0%} "
     )
+
+
+def test_what_would_decide_is_the_number_of_an_undecided_one():
+    near = judge([one("trigger_pull", 2.7, 10.0, spread=0.2)])
+    assert re.fullmatch(r"About \d+ more retrained models? would decide\.", words.number(near))
+    assert near.reason.endswith(f"; {near.would_decide[:1].lower()}{near.would_decide[1:]}")
+    few = judge([Compared(MEASURES["trigger_pull"], 2.0, 10.0, (1.9, 2.0, 2.1))])
+    assert words.number(few) == "2 more retrained models would decide."
+    assert words.number(judge([])) == "5 more retrained models might decide."
+    assert words.number(judge([one("trigger_pull", 2.0, 2.0)])) == "There is nothing to tell."
+    assert words.number(judge([one("trigger_pull", 2.0, 2.1)])) == "More retrained models would not help."
 
 
 def test_the_worst_measure_gives_the_number():

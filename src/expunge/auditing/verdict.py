@@ -56,6 +56,7 @@ class Judgement:
         power: what could have been told; None where nothing was compared.
         refused: retrained models that were left out, as they are unlike the others.
         attempt: the how many-th model this is that was audited for the request.
+        would_decide: where the verdict is UNDECIDED, what would decide, as a sentence; empty where nothing is known.
     """
 
     verdict: Verdict
@@ -64,6 +65,7 @@ class Judgement:
     power: Power | None = None
     refused: tuple[Outlier, ...] = ()
     attempt: int = 1
+    would_decide: str = ""
 
 
 def level_of(attempt: int) -> float:
@@ -95,7 +97,9 @@ def judge(measures: Sequence[Compared], attempt: int = 1) -> Judgement:
     count = len(measures[0].retrained) if measures else 0
     if count < LEAST:
         short = f"{count} retrained models show no noise: at least {LEAST} are needed, {RETRAINS} are better."
-        return Judgement(Verdict.UNDECIDED, short, attempt=attempt)
+        return Judgement(
+            Verdict.UNDECIDED, short, attempt=attempt, would_decide=f"{_more(RETRAINS - count)} might decide."
+        )
     refused = tuple(outliers(measures))
     if too_many(refused, count):
         reason = f"The retrained models disagree, so nothing was judged: {refused[0].sentence}."
@@ -104,36 +108,41 @@ def judge(measures: Sequence[Compared], attempt: int = 1) -> Judgement:
     found, left = tuple(findings(kept, level)), count - len(refused)
     power = power_of(found, left)
     told = _what_is_wrong(found)
-    verdict, reason = told if told is not None else _nothing_wrong(found, left)
+    verdict, reason, would_decide = (*told, "") if told is not None else _nothing_wrong(found, left)
     if refused:
         reason += f" Left out: {'; '.join(outlier.sentence for outlier in refused)}."
-    return Judgement(verdict, reason, found, power, refused, attempt)
+    return Judgement(verdict, reason, found, power, refused, attempt, would_decide)
 
 
-def _nothing_wrong(found: Sequence[Finding], retrains: int) -> tuple[Verdict, str]:
-    """No measure is outside its margin: are all shown to lie within?"""
+def _nothing_wrong(found: Sequence[Finding], retrains: int) -> tuple[Verdict, str, str]:
+    """No measure is outside its margin: are all shown to lie within? With the reason, and what would decide."""
     usable = [one for one in found if one.measure.about_forgetting and one.usable]
     if not usable:
-        return Verdict.UNDECIDED, _nothing_usable(found, retrains)
+        return _undecided(*_nothing_usable(found, retrains))
     open_ones = [one for one in found if one.usable and one.outcome != "within"]
     if retrains < RETRAINS:
-        more = RETRAINS - retrains
-        text = f"Nothing speaks against it, but {retrains} retrained models are too few: {_more(more)} would decide."
-        return Verdict.UNDECIDED, text
+        text = f"Nothing speaks against it, but {retrains} retrained models are too few"
+        return _undecided(text, f"{_more(RETRAINS - retrains)} would decide")
     if open_ones:
-        return Verdict.UNDECIDED, _still_open(open_ones, retrains)
+        return _undecided(*_still_open(open_ones, retrains))
     widest = max(usable, key=lambda one: one.margin / one.deviation)
     return (
         Verdict.EQUIVALENT,
         f"Within its margin of {retrains} retrained models in all {len(usable)} measures of forgetting that can tell; "
         f"none lets through more than {widest.margin / widest.deviation:.0%} of what the trained model shows.",
+        "",
     )
 
 
-def _nothing_usable(found: Sequence[Finding], retrains: int) -> str:
+def _undecided(text: str, would_decide: str) -> tuple[Verdict, str, str]:
+    sentence = f"{would_decide[:1].upper()}{would_decide[1:]}."
+    return Verdict.UNDECIDED, f"{text}; {would_decide}.", sentence
+
+
+def _nothing_usable(found: Sequence[Finding], retrains: int) -> tuple[str, str]:
     forgetting = [one for one in found if one.measure.about_forgetting and one.deviation > 0]
     if not forgetting:
-        return "The trained model shows nothing of the data that retrained models do not: there is nothing to tell."
+        return "The trained model shows nothing of the data that retrained models do not", "there is nothing to tell"
     best = min(forgetting, key=lambda one: one.margin / one.deviation)
     part = best.margin / best.deviation
     text = (
@@ -141,11 +150,11 @@ def _nothing_usable(found: Sequence[Finding], retrains: int) -> str:
         f"({best.measure.label}) lets through {min(part, 9.99):.0%} of it, and at most 30% is asked for"
     )
     more = ENOUGH - retrains
-    would = f"; {_more(more)} might decide" if more > 0 and part <= 0.6 else "; more retrained models would not help"
-    return f"{text}{would}."
+    helps = more > 0 and part <= 0.6
+    return text, f"{_more(more)} might decide" if helps else "more retrained models would not help"
 
 
-def _still_open(open_ones: Sequence[Finding], retrains: int) -> str:
+def _still_open(open_ones: Sequence[Finding], retrains: int) -> tuple[str, str]:
     worst = max(open_ones, key=lambda one: one.excess / one.margin)
     show = worst.measure.shown
     text = (
@@ -155,8 +164,8 @@ def _still_open(open_ones: Sequence[Finding], retrains: int) -> str:
     needed = [models_needed(one, retrains) for one in open_ones]
     known = [count for count in needed if count is not None]
     if len(known) < len(needed):
-        return f"{text}; it lies at the edge, and {_more(max(ENOUGH, 2 * retrains) - retrains)} might tell."
-    return f"{text}; about {_more(max(known) - retrains)} would decide."
+        return text, f"it lies at the edge, and {_more(max(ENOUGH, 2 * retrains) - retrains)} might tell"
+    return text, f"about {_more(max(known) - retrains)} would decide"
 
 
 def _more(count: int) -> str:

@@ -100,6 +100,8 @@ def number(judgement: Judgement) -> str:
         About 66% of what the trained model showed of it is still there (attack success; 10% would pass).
     """
     found, verdict = judgement.findings, judgement.verdict
+    if verdict is Verdict.UNDECIDED:
+        return judgement.would_decide or judgement.reason
     if verdict is Verdict.DAMAGED:
         return _worse(found) or judgement.reason
     shares = [(own, one) for one in found if one.usable and (own := left(one)) is not None]
@@ -155,8 +157,8 @@ def _ordinal(count: int) -> str:
 
 
 def counts(found: Finding) -> bool:
-    """Whether a measure has a say: it can carry a claim, or the model is outside whatever the noise is."""
-    return found.usable or found.outcome == "outside"
+    """Whether a measure has a say: it can carry a claim, or the model is beyond its margin all the same."""
+    return found.usable or found.excess > found.margin
 
 
 def outcome(found: Finding) -> str:
