@@ -9,6 +9,7 @@ from expunge.bench.results import Results, Row
 from expunge.errors import DataError, RequestError
 from expunge.report import bench_markdown, read_csv, terminal_tables, write_csv
 from expunge.report.columns import columns_for
+from expunge.report.inline import inline_value
 from report.bench_cases import METHODS, adversary, bench, convergence, sequential
 
 
@@ -50,6 +51,22 @@ def test_the_study_of_the_verdict_counts_with_exact_intervals():
     assert table["patched"]["verdict"] == "equivalent 3 of 60 (1.0–13.9%), under-forgotten 55, undecided 2"
     assert "exact 95% interval" in text
     assert "mark" not in text
+
+
+def test_the_study_of_the_evidence_counts_its_words_and_how_many_of_the_equivalent_it_supports():
+    words = ["SUPPORTED"] * 3 + ["NO EVIDENCE"] * 2 + ["NOT SUPPORTED"] * 55
+    rows = [Row("fine-tuning", seed, verdict="UNDER-FORGOTTEN", evidence=word) for seed, word in enumerate(words)]
+    honest = ["SUPPORTED"] * 8 + ["NO EVIDENCE"] * 2
+    rows += [Row("retrain", seed, verdict="EQUIVALENT", evidence=word) for seed, word in enumerate(honest)]
+    results = Results("evidence", {}, {}, rows, {})
+    (table,) = tables(text := bench_markdown(results))
+    said = "supported 3 of 60 (1.0–13.9%), not supported 55, no evidence 2"
+    assert table["fine-tuning"]["evidence without retraining"] == said
+    # 8 of 10: scipy.stats.binomtest(8, 10).proportion_ci("exact") is 44.4% to 97.5%
+    assert "equivalent beside retrained ones: 8 of 10 (44.4–97.5%)." in text
+    assert inline_value(results, "retrain; evidence; supported") == "8 of 10"
+    with pytest.raises(RequestError, match="no evidence 'EQUIVALENT'; choose one of SUPPORTED"):
+        inline_value(results, "retrain; evidence; EQUIVALENT")
 
 
 def test_both_noises_are_the_variants_own():

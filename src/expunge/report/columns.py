@@ -140,6 +140,13 @@ _ALL = (
         " docs/audit.md. UNDECIDED where these models could not tell, whatever was done.",
         form="verdict",
     ),
+    Measure(
+        "evidence",
+        "evidence without retraining",
+        "Whether anything supports that the data is gone, by what the model answers alone: no retrained model is looked"
+        " at, so it says less than a verdict.",
+        form="verdict",
+    ),
 )
 _BY_KEY = {column.key: column for column in _ALL}
 _COST = ("seconds", "rounds", "bytes", "stored_bytes", "training_overhead")
@@ -152,6 +159,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "datasets": (*_BENCH, "causal_faithfulness"),
     "backdoor": (*_FORGETTING, "asr_reduction", "verdict", *_SAVED, *_COST),
     "verdict": ("verdict", "test_accuracy", "forget_accuracy", "asr", "kl_forget"),
+    "evidence": ("evidence", "verdict", "test_accuracy", "forget_accuracy", "asr", "kl_forget"),
     "components": ("test_accuracy", "parameter_gap", "mia_success", "forget_accuracy", "asr", "kl_forget", "verdict"),
     "damping": (*_BENCH, "causal_faithfulness"),
     "wallclock": ("seconds", *_SAVED, "rounds", "test_accuracy", "forget_accuracy", "kl_forget", "verdict"),

@@ -1,5 +1,6 @@
 """Single measured values for a sentence: what a document asks for, as text."""
 
+from expunge.auditing.statement import Word
 from expunge.auditing.verdict import Verdict
 from expunge.bench.results import Results
 from expunge.errors import RequestError
@@ -9,6 +10,7 @@ from expunge.report.measures import retrained_range, write_value
 NOISE = "noise"
 """In place of a method: how far retrained models differ among themselves."""
 _UNITS = {"percent": "%", "times": "×", "seconds": " s", "megabytes": " MB"}
+_WORDS = {"verdict": [verdict.value for verdict in Verdict], "evidence": [word.value for word in Word]}
 _STATISTICS = ("mean", "spread", "low", "high", "range")
 
 
@@ -17,7 +19,7 @@ def inline_value(results: Results, asked: str) -> str:
 
     The statistic is mean (also where none is named), spread (the standard deviation), low, high or range.
     `METHOD / METHOD` asks for the ratio of two means, `noise` as the method for what retrained models span, and
-    the measure `verdict` with a verdict in the statistic's place for how many runs got it.
+    the measure `verdict` or `evidence` with one of its words in the statistic's place for how many runs got it.
 
     Raises:
         RequestError: there is no such value.
@@ -32,8 +34,8 @@ def inline_value(results: Results, asked: str) -> str:
         '18×'
     """
     method, key, statistic = _words(asked)
-    if key == "verdict":
-        return _verdicts(results, method, statistic)
+    if key in _WORDS:
+        return _called(results, method, key, statistic)
     form = _form(key)
     if statistic not in _STATISTICS:
         raise RequestError(f"There is no statistic {statistic!r}; choose one of {', '.join(_STATISTICS)}.")
@@ -79,10 +81,10 @@ def _ratio(results: Results, methods: str, key: str, statistic: str) -> str:
     return write_value(above["mean"] / below["mean"], "times") + "×"
 
 
-def _verdicts(results: Results, method: str, verdict: str) -> str:
-    verdicts = [row.verdict for row in results.rows if row.method == method and row.verdict is not None]
-    if not verdicts:
-        raise RequestError(f"There is no verdict on {method!r}; there are {', '.join(results.methods())}.")
-    if verdict.upper() not in list(Verdict):
-        raise RequestError(f"There is no verdict {verdict!r}; choose one of {', '.join(Verdict)}.")
-    return f"{verdicts.count(verdict.upper())} of {len(verdicts)}"
+def _called(results: Results, method: str, key: str, word: str) -> str:
+    words = [found for row in results.rows if row.method == method and (found := getattr(row, key)) is not None]
+    if not words:
+        raise RequestError(f"There is no {key} on {method!r}; there are {', '.join(results.methods())}.")
+    if word.upper() not in _WORDS[key]:
+        raise RequestError(f"There is no {key} {word!r}; choose one of {', '.join(_WORDS[key])}.")
+    return f"{words.count(word.upper())} of {len(words)}"

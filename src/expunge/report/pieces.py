@@ -126,13 +126,15 @@ def runs(results: Results) -> str:
     columns = [column for column in columns_for(results) if column.form != "verdict"]
     variant = ["variant"] if results.variants else []
     model = ["model"] if any(row.digest for row in results.rows) else []
-    headers = ["method", "seed", *variant, *(column.header for column in columns), "verdict", *model]
+    words = ["verdict", *(["evidence"] if any(row.evidence for row in results.rows) else [])]
+    headers = ["method", "seed", *variant, *(column.header for column in columns), *words, *model]
     lines = []
     for row in results.rows:
         values = ((getattr(row, column.key), column.form) for column in columns)
         cells = [str(row.seed), *([escape(row.variant or MISSING)] if variant else [])]
         cells += [MISSING if value is None else write_value(value, form) for value, form in values]
-        cells += [escape(row.verdict or MISSING), *([_short_digest(row.digest)] if model else [])]
+        cells += [escape(getattr(row, word) or MISSING) for word in words]
+        cells += [_short_digest(row.digest)] if model else []
         lines.append(HtmlLine(method_name(row.method), cells))
     seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows})) or "none"
     return (

@@ -11,7 +11,17 @@ from expunge.report.contradictions import NOTES
 from expunge.report.layout import label_of, method_name, parts, reading_order
 from expunge.report.measures import MISSING, retrained_range, write_printed, write_summary, write_value
 from expunge.report.printed import PRINTED_SERIES, SOURCES, beside, is_its_own
-from expunge.report.verdicts import Mark, counted, equivalent_of, mark_of, verdicts_on, worst
+from expunge.report.verdicts import (
+    Mark,
+    counted,
+    equivalent_of,
+    evidence_on,
+    mark_of,
+    supported_of,
+    supported_where_equivalent,
+    verdicts_on,
+    worst,
+)
 
 NOT_FROM_MODELS = "†"
 """Behind a verdict that was reached by stored values."""
@@ -77,6 +87,8 @@ def caption(results: Results, near: str = "green", far: str = "red") -> str:
     marks = "No line has a mark: there is no verdict without retrained models."
     if results.experiment == "verdict":
         marks = "Behind the count of equivalent runs is the exact 95% interval of their share (Clopper-Pearson)."
+    elif results.experiment == "evidence":
+        marks = _of_the_equivalent(results)
     elif any(row.verdict is not None for row in results.rows):
         marks = marks_mean(near, far)
     return " ".join([f"Mean ± standard deviation over {seeds}. {marks}", *judged_note(results)])
@@ -144,6 +156,9 @@ def paper_notes(results: Results, *, contradictions: bool = True) -> list[str]:
 def _cell(results: Results, method: str, column: Measure) -> Cell:
     if column.key == "verdict":
         return _verdict(results, method)
+    if column.key == "evidence":
+        words = evidence_on(results, method)
+        return Cell(supported_of(words) if words else MISSING)
     theirs = beside(results, method, column.key)
     paper = None if theirs is None else write_printed(theirs, column.form)
     return Cell(write_summary(results.summary(method, column.key), column.form), paper=paper)
@@ -154,11 +169,20 @@ def _verdict(results: Results, method: str) -> Cell:
     counts = verdicts_on(results, method)
     if not counts:
         return Cell(MISSING)
-    # The study of the verdict counts: how often is the question there, and no line is praised or blamed for it.
-    if results.experiment == "verdict":
+    # Studies of judging count: how often is the question there, and no line is praised or blamed for it.
+    if results.experiment in ("verdict", "evidence"):
         return Cell(equivalent_of(counts))
     # Retraining is the yardstick: marking it would praise it for being itself.
     return Cell(verdict_text(results, counts), None if method.startswith("retrain") else mark_of(worst(counts)))
+
+
+def _of_the_equivalent(results: Results) -> str:
+    named = {f"{label}: " if label else "": part for label, part in parts(results).items()}
+    shares = "; ".join(label + supported_where_equivalent(part) for label, part in named.items())
+    return (
+        "Behind a count is the exact 95% interval of its share (Clopper-Pearson). Supported of the models that are"
+        f" equivalent beside retrained ones: {shares}."
+    )
 
 
 def _same_init(results: Results) -> Noise:

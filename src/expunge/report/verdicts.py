@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from expunge.auditing.intervals import clopper_pearson
+from expunge.auditing.statement import Word
 from expunge.auditing.verdict import Verdict
 from expunge.bench.measuring import FAILED
 from expunge.bench.results import Results
@@ -74,11 +75,46 @@ def equivalent_of(counts: Mapping[str, int]) -> str:
         >>> equivalent_of({"EQUIVALENT": 1, "UNDER-FORGOTTEN": 57, "UNDECIDED": 2})
         'equivalent 1 of 60 (0.0–8.9%), under-forgotten 57, undecided 2'
     """
-    runs, called = sum(counts.values()), counts.get(Verdict.EQUIVALENT.value, 0)
+    return _counted_out(counts, Verdict.EQUIVALENT.value)
+
+
+def supported_of(counts: Mapping[str, int]) -> str:
+    """In how many runs evidence without retrained models SUPPORTED a model, with the exact interval, and the others.
+
+    Example:
+        >>> supported_of({"NOT SUPPORTED": 97, "NO EVIDENCE": 3})
+        'supported 0 of 100 (0.0–3.6%), not supported 97, no evidence 3'
+    """
+    return _counted_out(counts, Word.SUPPORTED.value)
+
+
+def evidence_on(results: Results, method: str) -> Counter[str]:
+    """How many runs of a method got which word of the evidence."""
+    return Counter(row.evidence for row in results.rows if row.method == method and row.evidence is not None)
+
+
+def supported_where_equivalent(results: Results) -> str:
+    """Of the models that are EQUIVALENT beside retrained ones, how many the evidence without these SUPPORTED.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> rows = [Row("retrain", seed, verdict="EQUIVALENT", evidence="SUPPORTED") for seed in range(3)]
+        >>> supported_where_equivalent(Results("evidence", {}, {}, [*rows, Row("sisa", 0, evidence="SUPPORTED")], {}))
+        '3 of 3 (29.2–100.0%)'
+    """
+    words = [row.evidence for row in results.rows if row.verdict == Verdict.EQUIVALENT.value]
+    return _share(words.count(Word.SUPPORTED.value), len(words)) if words else "0 of 0"
+
+
+def _counted_out(counts: Mapping[str, int], word: str) -> str:
+    others = Counter({other: count for other, count in counts.items() if other != word})
+    first = f"{word.lower()} {_share(counts.get(word, 0), sum(counts.values()))}"
+    return ", ".join([first, *(f"{other.lower()} {count}" for other, count in others.most_common())])
+
+
+def _share(called: int, runs: int) -> str:
     limits = clopper_pearson(called, runs)
-    others = {verdict: count for verdict, count in counts.items() if verdict != Verdict.EQUIVALENT.value}
-    said = [f"equivalent {called} of {runs} ({100 * limits.low:.1f}–{100 * limits.high:.1f}%)"]
-    return ", ".join([*said, *(f"{verdict.lower()} {count}" for verdict, count in Counter(others).most_common())])
+    return f"{called} of {runs} ({100 * limits.low:.1f}–{100 * limits.high:.1f}%)"
 
 
 def in_words(counts: Mapping[str, int]) -> str:
