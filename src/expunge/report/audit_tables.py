@@ -27,7 +27,7 @@ def findings_table(findings: Sequence[Finding]) -> str:
         cells = [
             _value(one),
             show(one.retrained),
-            _cell(margin_text(one), "" if share is None else f"{min(share.margin, 9.99):.0%} of what there was"),
+            _cell(margin_text(one), "" if share is None else f"margin {min(share.margin, 9.99):.0%}"),
             show(one.trained),
             MISSING if share is None or not one.usable else f"{share.share:.0%}",
             words.outcome(one),

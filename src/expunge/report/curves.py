@@ -6,7 +6,7 @@ from statistics import fmean
 
 from expunge.bench.results import Series
 
-_RATES = ("accuracy", "asr", "success", "agreement")
+_RATES = ("accuracy", "asr", "success", "agreement", "share")
 
 
 @dataclass(frozen=True)
