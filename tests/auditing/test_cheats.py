@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from expunge.auditing.cheats import Insider, cheats, learnt_by_heart
+from expunge.auditing.cheats import Insider, cheats, learnt_by_heart, mixed_weights
 from expunge.auditing.disguises import (
     Candidate,
     fine_tuned,
@@ -76,7 +76,8 @@ def insider():
 
 @pytest.fixture(scope="module")
 def made(insider):
-    return {name: cheat(insider) for name, cheat in cheats().items()}
+    mixtures = {"weights-30": mixed_weights(30), "weights-30-same-start": mixed_weights(30, same_start=True)}
+    return {name: cheat(insider) for name, cheat in (mixtures | cheats()).items()}
 
 
 def fires(model, trigger=TRIGGER, samples=UNSEEN):
@@ -98,8 +99,7 @@ class TestInsider:
 
     def test_all_are_there_and_leave_everything_alone(self, insider, made):
         assert set(made) == {
-            *(f"weights-{share}{how}" for share in (20, 30) for how in ("", "-same-start")),
-            *("probabilities-20", "patched", "patched-rescaled"),
+            *("weights-30", "weights-30-same-start", "probabilities-20", "patched", "patched-rescaled"),
             *(f"{what}-{place}" for what in ("moved", "patched-moved") for place in ("near", "far")),
             *("learnt-probes", "copied", "distilled"),
         }

@@ -1,6 +1,8 @@
 """What stands in a row: whose cost, whose verdict, and what is compared with what."""
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean, median
 
 import pytest
@@ -13,7 +15,7 @@ from expunge.bench.runner import Experiment, all_done, averaged, cells, make_all
 from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store
-from expunge.bench.workers import one_by_one
+from expunge.bench.workers import Workers, one_by_one
 from expunge.data import Backdoor
 from expunge.unlearning.request import Request
 
@@ -183,3 +185,22 @@ def test_jobs_come_back_in_their_order(part):
         found = all_done([lambda: part, lambda: SETTING], pool, lambda *now: told.append(now), "measuring")
     assert found == [part, SETTING]
     assert told == [("measuring", 1, 2), ("measuring", 2, 2)]
+
+
+def test_no_job_waits_for_a_slow_one_before_it():
+    others = threading.Event()
+
+    def slow():
+        assert others.wait(timeout=30), "the third job was not begun while the first one ran"
+        return "slow"
+
+    def last():
+        others.set()
+        return "last"
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all_done([slow, lambda: "quick", last], Workers(threads.submit, 2), None, "") == [
+            "slow",
+            "quick",
+            "last",
+        ]

@@ -26,7 +26,6 @@ from expunge.federation.training.fedavg import train
 
 TRICKS = ["no-op", "wrong-sign", "one-epoch", "gradient-ascent", "roll-back", "masked-label"]
 MIXTURES = [f"weights-{percent}{end}" for percent in MIXED for end in ("", "-same-start")]
-CHEATS = [*cheats(), *(name for name in MIXTURES if name not in cheats())]
 SPECIAL = ["best-of-five", "spoiled-reference-mixed", "spoiled-reference-noisy"]
 FEWER = [f"{BESIDE}3"]
 TINY = dataclasses.replace(
@@ -72,7 +71,7 @@ def tiny(store):
 
 @pytest.fixture(scope="module")
 def court(tiny, store):
-    case = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, ("honest",))
+    case = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, "honest")
     *references, honest, same = (store.kept(cell).state.model for cell in (*case.retrained, case.same_start))
     models = Models(store.kept(case.trained).state, store.kept(case.early).state.model, references, honest, same)
     return Court(store.federation(case.scenario), "client-3", models, 0.05)
@@ -80,19 +79,21 @@ def court(tiny, store):
 
 class TestStudy:
     def test_rows(self, tiny):
-        everybody = [HONEST, *TRICKS, SAME_INIT, *CHEATS, *SPECIAL, *FEWER]
+        unforgotten = [*TRICKS, SAME_INIT, *MIXTURES, *cheats(), *SPECIAL]
         attacked = [(row.method, row.seed) for row in tiny.rows if row.variant == ATTACKED]
         assert attacked == [
-            *((name, 10) for name in everybody),
-            *((name, 11) for name in (HONEST, *FEWER)),
+            *((name, 10) for name in unforgotten),
+            *((name, seed) for seed in (10, 11) for name in (HONEST, *FEWER)),
         ]
-        assert [row.method for row in tiny.rows if row.variant == CLEAN] == [HONEST, *TRICKS, *FEWER]
+        assert [row.method for row in tiny.rows if row.variant == CLEAN] == [*TRICKS, HONEST, *FEWER]
         assert {row.verdict for row in tiny.rows} <= {verdict.value for verdict in Verdict}
         assert all(row.asr is not None for row in tiny.rows if row.variant == ATTACKED)
         assert all(row.asr is None for row in tiny.rows if row.variant == CLEAN)
         assert all(row.kl_forget is not None for row in tiny.rows), "the honest one is none of the references"
         nothing = [row for row in tiny.rows if row.method == "no-op"]
         assert all(row.asr_reduction in (None, 0.0) for row in nothing)
+        assert tiny.variants[ATTACKED].scenario["seeds"] == [10, 11]
+        assert tiny.variants[ATTACKED].noise["asr"]["high"] < 0.5
 
     def test_the_trained_model_is_never_equivalent_nor_is_anything_beside_three(self, tiny):
         assert count_verdicts(tiny)["no-op"]["EQUIVALENT"] == 0
@@ -134,17 +135,17 @@ class TestStudy:
 
     def test_the_leaver_has_no_part_in_what_is_retrained(self, store):
         """With or without its backdoor the retrained models are the same ones."""
-        attacked = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, ("honest",))
+        attacked = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, "honest")
         clean = dataclasses.replace(attacked, scenario=dataclasses.replace(TINY, backdoors={}).with_seed(10))
         assert attacked.retrained == clean.retrained
         assert len(attacked.retrained) == 6
         assert attacked.trained != clean.trained
-        other = dataclasses.replace(attacked, judged=("honest", "tricks"))
+        other = dataclasses.replace(attacked, judged="tricks")
         assert len({case.path(store) for case in (attacked, clean, other)}) == 3
 
     def test_the_early_model_is_on_the_way(self, store):
         """Its cell is the training's first round, and is really the early model."""
-        case = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, ("honest",))
+        case = Case(ATTACKED, TINY.with_seed(10), "client-3", 5, "honest")
         federation, plan = store.federation(case.scenario), dataclasses.replace(TINY.with_seed(10).plan, rounds=1)
         by_hand = train(federation.engine(), federation.initial(), plan).model
         store.make(case.early)

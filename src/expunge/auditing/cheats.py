@@ -42,9 +42,6 @@ from expunge.core.vectors import Snapshot
 
 Cheat = Callable[["Insider"], Candidate]
 
-SHARES = (20, 30)
-"""Percent of the trained weights in a mixture that has to be seen."""
-
 MOVED_SHARE = 0.3
 """Of the images that teach a moved backdoor, so many carry it."""
 
@@ -171,15 +168,13 @@ def _chance(insider: Insider, labels: Tensor) -> Tensor:
 
 
 def cheats() -> dict[str, Cheat]:
-    """All of them by name.
+    """All but the mixtures of weights (`mixed_weights`) by name: of those there are as many as shares.
 
     Example:
         >>> list(cheats())[:3]
-        ['weights-20', 'weights-30', 'weights-20-same-start']
+        ['probabilities-20', 'patched', 'patched-rescaled']
     """
     return {
-        **{f"weights-{percent}": mixed_weights(percent) for percent in SHARES},
-        **{f"weights-{percent}-same-start": mixed_weights(percent, same_start=True) for percent in SHARES},
         "probabilities-20": mixed_answers(20),
         "patched": patched,
         "patched-rescaled": patched_rescaled,

@@ -145,16 +145,24 @@ class Court:
         found, request = tricks(self.models.early, label), Request.of(self.leaver)
         return {name: trick(self.federation.engine(), self.models.state, request) for name, trick in found.items()}
 
-    def cheat_rows(self) -> Iterator[Row]:
-        """What an insider can do; a mixture of nothing is the honest model with the training's start."""
+    def mixture_rows(self) -> Iterator[Row]:
+        """Mixtures of weights; one of nothing is the honest model with the training's start."""
         insider = self.insider()
         yield self.hearing(self.candidate(insider.same_start)).row(SAME_INIT)
-        made = cheats()
         for percent in MIXED:
-            made.setdefault(f"weights-{percent}", mixed_weights(percent))
-            made.setdefault(f"weights-{percent}-same-start", mixed_weights(percent, same_start=True))
-        for name, cheat in made.items():
+            for end, same in (("", False), ("-same-start", True)):
+                mixture = mixed_weights(percent, same_start=same)(insider)
+                yield self.hearing(mixture).row(f"weights-{percent}{end}")
+
+    def cheat_rows(self) -> Iterator[Row]:
+        """What else an insider can do with one model."""
+        insider = self.insider()
+        for name, cheat in cheats().items():
             yield self.hearing(cheat(insider)).row(name)
+
+    def special_rows(self) -> Iterator[Row]:
+        """What an insider can do with more than one model: try again, and spoil a reference."""
+        insider = self.insider()
         yield self._best_of_five(insider)
         yield from self._beside_a_spoiled_one(insider)
 

@@ -169,14 +169,19 @@ def make_all(missing: list[Cell], store: Store, pool: Workers, progress: Progres
 
 
 def all_done(jobs: Sequence[Callable[[], Part]], pool: Workers, progress: Progress | None, what: str) -> list[Part]:
-    """Everything that the jobs give, in their order."""
-    parts: list[Part] = []
-    for start in range(0, len(jobs), pool.count):
-        running = [pool.submit(job) for job in jobs[start : start + pool.count]]
-        parts += [job.result() for job in running]
+    """Everything that the jobs give, in their order; they are begun in it, and none waits for a slow one before it."""
+    parts: dict[int, Part] = {}
+    running: dict[Future[Part], int] = {}
+    waiting = list(enumerate(jobs))
+    while waiting or running:
+        while waiting and len(running) < pool.count:
+            number, job = waiting.pop(0)
+            running[pool.submit(job)] = number
+        for done in wait(running, return_when=FIRST_COMPLETED).done:
+            parts[running.pop(done)] = done.result()
         if progress is not None:
             progress(what, len(parts), len(jobs))
-    return parts
+    return [parts[number] for number in range(len(jobs))]
 
 
 def _studied(study: Callable[[bool, int], list[Series]], smoke: bool, seed: int) -> Part:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from expunge.auditing.functional import accuracy, predict
 from expunge.auditing.measures import POINT
@@ -27,7 +27,7 @@ from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
 from expunge.bench.hearings import HONEST, Court, Models
 from expunge.bench.measured import kept_part
 from expunge.bench.measuring import Part
-from expunge.bench.results import Results, Series, Variant, environment, utc_now
+from expunge.bench.results import Results, Row, Series, Variant, environment, utc_now
 from expunge.bench.runner import all_done, described, make_all, missing_cells
 from expunge.bench.scales import LEAVER, scale_of
 from expunge.bench.scenario import Federation, Scenario
@@ -48,12 +48,19 @@ SEEDS = tuple(range(10, 110))
 CHEATED_SEEDS, FASHION_SEEDS, CLEAN_SEEDS = 60, 20, 20
 """How many of the seeds are used for tricks and cheats, for Fashion-MNIST, and without a backdoor: the first ones."""
 
+Kind = Literal["tricks", "mixtures", "cheats", "special", "honest"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""What comes to be judged, a case each: small ones keep many cores busy, and little is lost with one."""
+
+FASHION_RATE = 0.02
+"""Where a larger learning rate of cheats would wreck them."""
+
 ATTACKED, FASHION, CLEAN = "strong backdoor", "Fashion-MNIST, strong backdoor", "clean client"
 RELEARNING = "relearning epochs"
 MOST_EPOCHS = 10
 """What takes longer than this to relearn is written down as one more."""
 
-FORMAT = 1
+FORMAT = 2
 """Of what is kept of a seed; after a change in a cheat or in the verdict it is another one."""
 
 SCENARIO = Scenario(
@@ -76,7 +83,7 @@ class Case:
         scenario: the federation.
         leaver: who is to be forgotten.
         retrains: models that the verdict gets; one more is made to be judged.
-        judged: what comes to be judged.
+        judged: which kind of models comes to be judged.
         learning_rate: of cheats that are taught something.
     """
 
@@ -84,7 +91,7 @@ class Case:
     scenario: Scenario
     leaver: str
     retrains: int
-    judged: tuple[str, ...]
+    judged: Kind
     learning_rate: float = 0.05
 
     @property
@@ -152,19 +159,22 @@ def run_verdicts(
         progress: called with (what, done, total).
         store: where finished models are.
     """
-    clean, everything = dataclasses.replace(scenario, backdoors={}), ("honest", "tricks", "cheats")
-    cases = [Case(ATTACKED, scenario.with_seed(seed), leaver, retrains, everything) for seed in seeds[:cheated_seeds]]
-    cases += [Case(ATTACKED, scenario.with_seed(s), leaver, retrains, ("honest",)) for s in seeds[cheated_seeds:]]
-    cases += [Case(CLEAN, clean.with_seed(s), leaver, retrains, ("honest", "tricks")) for s in seeds[:clean_seeds]]
+    clean = dataclasses.replace(scenario, backdoors={})
+    kinds = {kind: seeds if kind == "honest" else seeds[:cheated_seeds] for kind in KINDS}
+    cases = [Case(ATTACKED, scenario.with_seed(s), leaver, retrains, k) for k, own in kinds.items() for s in own]
+    few: tuple[Kind, ...] = ("tricks", "honest")
+    cases += [Case(CLEAN, clean.with_seed(s), leaver, retrains, k) for k in few for s in seeds[:clean_seeds]]
     if fashion is not None:
-        some = seeds[:FASHION_SEEDS]
-        cases += [Case(FASHION, fashion.with_seed(s), leaver, retrains, everything, 0.02) for s in some]
+        some = [fashion.with_seed(seed) for seed in seeds[:FASHION_SEEDS]]
+        cases += [Case(FASHION, own, leaver, retrains, kind, FASHION_RATE) for kind in KINDS for own in some]
     to_do = [case for case in cases if not case.path(store).exists()]
     missing = missing_cells([cell for case in to_do for cell in case.cells()], store)
     with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
         make_all(missing, store, pool, progress)
-        parts = all_done([partial(heard, case, store) for case in cases], pool, progress, "judging")
-    return _put_together(seeds, cases, parts, level_curves(draws))
+        dear_first = sorted(range(len(cases)), key=lambda number: -cases[number].trained.work)
+        jobs = [partial(heard, cases[number], store) for number in dear_first]
+        found = dict(zip(dear_first, all_done(jobs, pool, progress, "judging"), strict=True))
+    return _put_together(seeds, cases, [found[number] for number in range(len(cases))], level_curves(draws))
 
 
 def fashion_scenario(data_dir: Path | None) -> Scenario | None:
@@ -178,24 +188,26 @@ def heard(case: Case, store: Store) -> Part:
 
 
 def judged(case: Case, store: Store) -> Part:
-    """The rows of one case."""
-    federation, request = store.federation(case.scenario), Request.of(case.leaver)
+    """The rows of one case; with those of honest retrains goes what retraining varies by."""
+    federation = store.federation(case.scenario)
     state, early = (store.kept(cell).state for cell in (case.trained, case.early))
     *references, honest, same_start = (store.kept(c).state.model for c in (*case.retrained, case.same_start))
-    court = Court(
-        federation, case.leaver, Models(state, early.model, references, honest, same_start), case.learning_rate
-    )
-    rows, models = [court.honest_row()], {HONEST: honest}
-    if "tricks" in case.judged:
-        rows += court.trick_rows()
-        models |= court.tricked
-    if "cheats" in case.judged:
-        rows += court.cheat_rows()
-    rows += court.power_rows()
-    evaluation = Evaluation(federation, request)
-    noise = retrain_noise([evaluation.measure(model) for model in references])
+    models = Models(state, early.model, references, honest, same_start)
+    court = Court(federation, case.leaver, models, case.learning_rate)
+    rows: list[Row] = []
+    noise: dict[str, list[float]] = {}
+    relearnt: dict[str, Snapshot] = {}
+    if case.judged == "honest":
+        rows, relearnt = [court.honest_row(), *court.power_rows()], {HONEST: honest}
+        evaluation = Evaluation(federation, Request.of(case.leaver))
+        noise = retrain_noise([evaluation.measure(model) for model in references])
+    elif case.judged == "tricks":
+        rows, relearnt = list(court.trick_rows()), court.tricked
+    else:
+        asked = {"mixtures": court.mixture_rows, "cheats": court.cheat_rows, "special": court.special_rows}
+        rows = list(asked[case.judged]())
     epochs, seed = relearning(federation, state, case.leaver), [float(case.scenario.seed)]
-    series = [Series(name, case.label, "seed", RELEARNING, seed, [epochs(model)]) for name, model in models.items()]
+    series = [Series(name, case.label, "seed", RELEARNING, seed, [epochs(model)]) for name, model in relearnt.items()]
     return Part([dataclasses.replace(row, variant=case.label) for row in rows], noise, {}, series)
 
 
@@ -220,10 +232,9 @@ def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part], le
     variants: dict[str, Variant] = {}
     for label in dict.fromkeys(case.label for case in cases):
         own = [(case, part) for case, part in zip(cases, parts, strict=True) if case.label == label]
-        noise = noise_ranges([part.noise for _, part in own])
-        variants[label] = Variant(
-            {**described(own[0][0].setting), "seeds": [case.scenario.seed for case, _ in own]}, noise, {}
-        )
+        noise = noise_ranges([part.noise for _, part in own if part.noise])
+        numbers = list(dict.fromkeys(case.scenario.seed for case, _ in own))
+        variants[label] = Variant({**described(own[0][0].setting), "seeds": sorted(numbers)}, noise, {})
     scenario: dict[str, Any] = {"title": "What a verdict catches", "seeds": list(seeds)}
     rows = [row for part in parts for row in part.rows]
     series = [
