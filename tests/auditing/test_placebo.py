@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expunge.auditing.placebo import Hold, hold_on, kept_share, ranks
+from expunge.auditing.placebo import Hold, as_hold, kept_share, mean_raised, ranks
 from expunge.errors import DataError
 
 numbers = st.floats(-50, 50, allow_nan=False)
@@ -90,13 +90,20 @@ class TestHold:
 
     def test_placebos_are_the_labels_moved_on(self):
         raised = torch.arange(10.0, dtype=torch.float64).reshape(2, 5)
-        hold = hold_on(raised, torch.tensor([0, 2]), shown=torch.tensor([4, 4]))
+        hold = as_hold(mean_raised(raised, torch.tensor([0, 2]), shown=torch.tensor([4, 4])))
         assert hold.own == (0 + 7) / 2
         assert hold.placebos == ((1 + 8) / 2, 2.0, (3 + 5) / 2, 6.0)  # a moved label that is shown is left out
 
     def test_a_placebo_that_every_sample_shows_is_dropped(self):
         raised = torch.arange(5.0, dtype=torch.float64)[None]
-        assert hold_on(raised, torch.tensor([0]), shown=torch.tensor([3])).placebos == (1.0, 2.0, 4.0)
+        assert as_hold(mean_raised(raised, torch.tensor([0]), shown=torch.tensor([3]))).placebos == (1.0, 2.0, 4.0)
+
+    def test_weights_are_counts(self):
+        raised = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        labels, shown, counts = torch.tensor([0, 2, 4]), torch.tensor([1, 1, 0]), torch.tensor([3, 1, 2])
+        repeated = (own.repeat_interleave(counts, dim=0) for own in (raised, labels, shown))
+        weighed = mean_raised(raised, labels, shown, counts.double())
+        assert torch.allclose(weighed, mean_raised(*repeated), equal_nan=True)
 
 
 class TestRanks:

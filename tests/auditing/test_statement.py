@@ -9,6 +9,7 @@ from auditing import planted
 from expunge.auditing.checks import leaver_check, trigger_check, usefulness_check
 from expunge.auditing.evidence import Evidence
 from expunge.auditing.exam import Trigger
+from expunge.auditing.odd_labels import OddLabels
 from expunge.auditing.statement import LIMITS, Statement, Word, evidence, worded
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
@@ -265,16 +266,83 @@ class TestRefusals:
         assert "too few" in found.checks[1].sentence
 
 
+class World:
+    """Models as tables of scores: 2000 of the leaver's samples, the first ones with wrong labels, and 2000 unseen ones.
+
+    All models see what a sample shows, but short trainings do not see it in hard samples, nor one class at all; who
+    knows the wrong labels ranks them first.
+    """
+
+    size = 2000
+
+    def __init__(self, odd, hard=0.0, unreached=None):
+        chance = torch.Generator().manual_seed(0)
+        self.shown = torch.randint(8, (2 * self.size,), generator=chance)
+        self.odd = torch.arange(2 * self.size) < odd
+        moves = torch.randint(1, 8, (2 * self.size,), generator=chance)
+        self.labels = torch.where(self.odd, (self.shown + moves) % 8, self.shown)
+        self.hard = torch.rand(2 * self.size, generator=chance) < hard
+        self.hard |= torch.zeros_like(self.hard) if unreached is None else self.shown == unreached
+        inputs = torch.arange(2 * self.size)
+        self.forgotten = inputs[: self.size], self.labels[: self.size]
+        self.unseen = inputs[self.size :], self.labels[self.size :]
+
+    def models(self, knows, long=()):
+        found = []
+        for number, by_heart in enumerate(knows):
+            chance = torch.Generator().manual_seed(number + 1)
+            scores = torch.randn(2 * self.size, 8, generator=chance, dtype=torch.float64)
+            seen = ~self.hard | (number < len(long) and long[number])
+            scores += 20 * seen[:, None] * nn.functional.one_hot(self.shown, 8)
+            confused = nn.functional.one_hot((self.shown + 1) % 8, 8) - nn.functional.one_hot(self.shown, 8)
+            scores += 20 * (~seen)[:, None] * confused
+            scores += 50 * (self.odd & by_heart)[:, None] * nn.functional.one_hot(self.labels, 8)
+            found.append(lambda rows, own=scores: own[rows])
+        return found
+
+
 class TestChecks:
     def test_what_chooses_a_sample_does_not_measure_it(self):
         """With chance for models, who chose the samples would be low on them, and a clean model seem to know them."""
-        labels = torch.arange(2000) % 8
-        chance = torch.Generator().manual_seed(0)
-        answers = [torch.randn(2000, 8, generator=chance, dtype=torch.float64) for _ in range(5)]
-        answers[0].scatter_add_(1, labels[:, None], torch.full((2000, 1), 9.0, dtype=torch.float64))
-        models = [lambda rows, own=own: own[rows] for own in answers]
-        found = leaver_check(models[0], models[1], (torch.arange(2000), labels), models[2:])
+        world = World(odd=2000)
+        before, after, *short = world.models(knows=(True, False, False, False, False))
+        found = leaver_check(before, after, world.forgotten, world.unseen, short)
         assert abs(found.values["kept"]) < 0.05
+
+    def test_a_label_that_one_of_the_others_thinks_of_is_not_odd(self):
+        knowing, other = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0]]), torch.tensor([[0.0, 4.0, 3.0, 2.0, 1.0]])
+        found = OddLabels.of((torch.zeros(1), torch.tensor([0])), [knowing, other, other])
+        assert found.chosen.tolist() == [True, False, False]
+        assert found.shown.tolist() == [1, 1, 1]
+
+    def test_what_longer_training_teaches_anybody_is_taken_off(self):
+        """A fifteenth of all samples is hard: short trainings do not get them, longer ones do, also of unseen ones."""
+        world = World(odd=150, hard=1 / 15)
+        before, after, *short = world.models(knows=(True, False, False, False, False), long=(True, True))
+        found = leaver_check(before, after, world.forgotten, world.unseen, short)
+        assert found.values["samples"] > 200, "more odd labels than wrong ones"
+        assert abs(found.values["kept"]) < 0.1
+        assert found.leaning == "for"
+
+    def test_classes_that_short_trainings_do_not_reach_are_left_out(self):
+        """Otherwise all that the leaver has of such a class would look like something that was taught."""
+        world = World(odd=300, unreached=3)
+        before, after, *short = world.models(knows=(True, False, False, False, False), long=(True, True))
+        found = leaver_check(before, after, world.forgotten, world.unseen, short)
+        wrong = world.odd & (world.labels != 3)
+        assert found.values["samples"] <= int(wrong[: world.size].sum())
+        assert abs(found.values["kept"]) < 0.06
+
+    def test_without_unseen_samples_of_a_class_its_labels_say_nothing(self):
+        world = World(odd=300)
+        before, after, *short = world.models(knows=(True, False, False, False, False))
+        inputs, labels = world.unseen
+        none_of_three = inputs[labels != 3], labels[labels != 3]
+        counts = [
+            leaver_check(before, after, world.forgotten, own, short).values["samples"]
+            for own in (world.unseen, none_of_three)
+        ]
+        assert counts[1] < counts[0]
 
     def test_the_natural_pull_is_taken_off_class_by_class(self):
         trigger = Trigger(lambda inputs: planted.stamped(inputs.clone()), planted.TARGET)
@@ -282,7 +350,7 @@ class TestChecks:
         assert found.values["after"] == 0.0
 
     def test_one_short_model_is_too_few(self):
-        found = leaver_check(TRAINED, HONEST, LEAVERS, SHORT[:1])
+        found = leaver_check(TRAINED, HONEST, LEAVERS, UNSEEN, SHORT[:1])
         assert (found.leaning, found.values) == ("neither", {})
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from expunge.auditing.convexity import strong_convexity
 from expunge.auditing.evidence import Evidence, Leaning
 from expunge.auditing.exam import Answers, Samples, Trigger
-from expunge.auditing.placebo import FEWEST, Hold, Kept, hold_on, kept_share, ranks
+from expunge.auditing.odd_labels import OddLabels
+from expunge.auditing.placebo import FEWEST, Hold, Kept, as_hold, kept_share, mean_raised, ranks
 from expunge.auditing.residual import retained_residual
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
@@ -30,8 +31,6 @@ LITTLE = 0.3
 """Only what is beyond doubt below this speaks for forgetting: what a measure of the verdict must be able to see."""
 FEW = 10
 """Fewer samples than this say nothing."""
-WRONG = 2
-"""A label is odd where no model that never saw it has it among its so many best."""
 WORSE = 0.05
 """The loss of accuracy on unseen samples that is damage, where it is beyond doubt."""
 LOST = 0.5
@@ -65,43 +64,50 @@ def trigger_check(
         return ranks(model(stamped)) - ranks(model(inputs))
 
     natural = torch.stack([raised(model) for model in short]).mean(dim=0) if short else 0.0
-    holds = [_hold(raised(model) - natural, wanted, labels) for model in (before, after)]
+    holds = [_as_hold(mean_raised(raised(model) - natural, wanted, labels)) for model in (before, after)]
     return _judged("trigger", "the trigger's pull on its target", holds, len(labels))
 
 
-def leaver_check(before: Answers, after: Answers, forgotten: Samples, short: Sequence[Answers]) -> Evidence:
+def leaver_check(
+    before: Answers, after: Answers, forgotten: Samples, unseen: Samples, short: Sequence[Answers]
+) -> Evidence:
     """Does the model still know labels of the leaver's that nobody can know who was not taught them?
 
     Such odd labels are those that models of short trainings without the leaver do not have among their best two. How
     much higher a model ranks them than such a model does is measured, with other labels of the same samples as
-    placebos. The models that choose a sample never measure it: otherwise what is low by chance would be chosen.
+    placebos. Longer training teaches some of them to anybody: what it does to the odd labels of unseen samples, as many
+    as there would be among the leaver's, is taken off, and classes that they hardly know are left out. The models that
+    choose a sample never measure it: otherwise what is low by chance would be chosen.
 
     Args:
         before: the trained model.
         after: the model that is said to have forgotten.
         forgotten: with the labels that they were trained with.
+        unseen: samples that nobody trained on.
         short: at least two models of short trainings without the leaver, each from its own fresh initialisation.
     """
-    inputs, labels = forgotten
     if len(short) < 2:
         text = "Without two models of short trainings that never had the leaver's data, nothing tells what is known."
         return Evidence("leaver's data", "neither", text, {})
-    answers = [ranks(model(inputs)) for model in short]
-    odd, shown = zip(*(_odd(answers[:j] + answers[j + 1 :], labels) for j in range(len(answers))), strict=True)
-    count = sum(int(part.sum()) for part in odd) / len(odd)
+    others = OddLabels.of(unseen, [ranks(model(unseen[0])) for model in short])
+    own = OddLabels.of(forgotten, [ranks(model(forgotten[0])) for model in short])
+    known = others.known_classes()
+    own, others = own.only(known), others.only(known)
+    count = int(own.chosen.sum()) / len(short)
     if count < FEW:
-        text = f"Of the leaver's {len(labels)} labels only {count:.0f} are such that a model must be taught them"
+        text = f"Of the leaver's {len(own.labels)} labels only {count:.0f} are such that a model must be taught them"
         return Evidence("leaver's data", "neither", f"{text}: too few to tell anything.", {"samples": count})
-    chosen = torch.cat(odd)
+    classes = own.beside.shape[1]
+    common = torch.bincount(own.shown, minlength=classes) / torch.bincount(others.shown, minlength=classes).clamp(min=1)
+    weights = common[others.shown] * others.chosen
 
     def hold(model: Answers) -> Hold | None:
-        own = ranks(model(inputs))
-        raised = torch.cat([own - other for other in answers])
-        return _hold(raised[chosen], labels.repeat(len(odd))[chosen], torch.cat(shown)[chosen])
+        learnt = own.means(ranks(model(forgotten[0])), own.chosen.double())
+        anyway = others.means(ranks(model(unseen[0])), weights.double())
+        return _as_hold(learnt - weights.sum() / own.chosen.sum() * anyway.nan_to_num(0.0))
 
-    return _judged(
-        "leaver's data", "what it knew of the leaver's odd labels", [hold(before), hold(after)], round(count)
-    )
+    holds = [hold(before), hold(after)]
+    return _judged("leaver's data", "what was known of the leaver's odd labels", holds, round(count))
 
 
 def usefulness_check(before: Answers, after: Answers, unseen: Samples) -> Evidence:
@@ -144,16 +150,9 @@ def convex_check(before: nn.Module, after: nn.Module, loss: CrossEntropy, retain
     return Evidence("convex optimum", "neither", text, values)
 
 
-def _odd(answers: Sequence[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which labels none of these models has among its best, and what they see in the samples instead."""
-    own = torch.stack([ranks_.gather(1, labels[:, None]).squeeze(1) for ranks_ in answers])
-    best = answers[0].shape[1] - WRONG
-    return (own < best).all(dim=0), torch.stack(list(answers)).mean(dim=0).argmax(dim=1)
-
-
-def _hold(raised: Tensor, labels: Tensor, shown: Tensor) -> Hold | None:
+def _as_hold(means: Tensor) -> Hold | None:
     """None where there are too few classes for placebos."""
-    return hold_on(raised, labels, shown) if raised.shape[1] > FEWEST else None
+    return as_hold(means) if len(means) > FEWEST else None
 
 
 def _judged(what: str, subject: str, holds: Sequence[Hold | None], samples: int) -> Evidence:

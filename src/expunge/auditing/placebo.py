@@ -107,27 +107,36 @@ def ranks(logits: Tensor) -> Tensor:
     return (own > other).double().sum(dim=2) + ((own == other).double().sum(dim=2) - 1) / 2
 
 
-def hold_on(raised: Tensor, labels: Tensor, shown: Tensor) -> Hold:
-    """The hold of some labels on samples, and of every placebo: the labels moved on by 1, 2, ... classes.
+def mean_raised(raised: Tensor, labels: Tensor, shown: Tensor, weights: Tensor | None = None) -> Tensor:
+    """How far labels are raised in the mean over samples, and placebos: the labels moved on by 1, 2, ... classes.
 
     Args:
         raised: samples x classes, how far the model raises each class.
         labels: those in question.
-        shown: what the samples show; a sample is left out of the placebo that would say just that.
+        shown: what the samples show; a sample is left out of the placebo that would say just that, and a placebo that
+            would say it of all samples is NaN.
+        weights: of the samples; all count alike by default.
 
     Example:
-        >>> raised = torch.tensor([[0.0, 5.0, 1.0, 2.0, 9.0]], dtype=torch.float64)
-        >>> hold_on(raised, labels=torch.tensor([1]), shown=torch.tensor([4]))
+        >>> raised = torch.tensor([[0.0, 5.0, 1.0, 2.0, 9.0]])
+        >>> mean_raised(raised, labels=torch.tensor([1]), shown=torch.tensor([4]))
+        tensor([5., 1., 2., nan, 0.])
+    """
+    classes, weights = raised.shape[1], torch.ones(len(labels)).to(raised) if weights is None else weights
+    means = []
+    for move in range(classes):
+        moved = (labels + move) % classes
+        fair = weights * (moved != shown if move else torch.ones_like(weights))
+        means.append((fair * raised.gather(1, moved[:, None]).squeeze(1)).sum() / fair.sum())
+    return torch.stack(means)
+
+
+def as_hold(means: Tensor) -> Hold:
+    """The first is about the labels, the others about placebos; those that say nothing are dropped.
+
+    Example:
+        >>> as_hold(torch.tensor([5.0, 1.0, math.nan, 2.0, 0.0]))
         Hold(own=5.0, placebos=(1.0, 2.0, 0.0))
     """
-    classes, means = raised.shape[1], []
-    for move in range(1, classes):
-        moved = (labels + move) % classes
-        fair = moved != shown
-        if bool(fair.any()):
-            means.append(_mean_of(raised[fair], moved[fair]))
-    return Hold(_mean_of(raised, labels), tuple(means))
-
-
-def _mean_of(raised: Tensor, labels: Tensor) -> float:
-    return float(raised.gather(1, labels[:, None]).mean())
+    own, *placebos = means.tolist()
+    return Hold(own, tuple(value for value in placebos if not math.isnan(value)))

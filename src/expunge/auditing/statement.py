@@ -146,7 +146,7 @@ def statement(
     if trigger is not None:
         checks.append(trigger_check(before, after, unseen, trigger, short))
     if forgotten is not None:
-        checks.append(leaver_check(before, after, forgotten, short))
+        checks.append(leaver_check(before, after, forgotten, unseen, short))
     return worded([*checks, *more])
 
 
