@@ -40,7 +40,7 @@ NONCE = "drawn by the auditor"
 
 @pytest.fixture(scope="module")
 def world():
-    """A trained federation, six retrained models, and the sets that an auditor has."""
+    """A trained federation, eleven retrained models, and the sets that an auditor has."""
     federation = SCENARIO.build()
 
     def module(snapshot):
@@ -50,16 +50,16 @@ def world():
 
     state = train(federation.engine(), federation.initial(), SCENARIO.plan)
     stay = federation.engine().without(("client-3",))
-    retrained = [train(stay, federation.initial(seed), SCENARIO.plan).model for seed in range(100, 106)]
+    retrained = [train(stay, federation.initial(seed), SCENARIO.plan).model for seed in range(100, 111)]
     kept = [data for name, data in federation.datasets.items() if name != "client-3"]
     dataset = federation.dataset
     return SimpleNamespace(
         federation=federation,
         snapshots=[state.model, *retrained],
         before=module(state.model),
-        honest=module(retrained[5]),
+        honest=module(retrained[10]),
         destroyed=module(federation.initial(9)),
-        retrained=[module(snapshot) for snapshot in retrained[:5]],
+        retrained=[module(snapshot) for snapshot in retrained[:10]],
         forgotten=federation.datasets["client-3"],
         unseen=(dataset.test_inputs, dataset.test_labels),
         retained=tuple(torch.cat(parts) for parts in zip(*kept, strict=True)),
@@ -106,7 +106,7 @@ class TestVerdicts:
 
     def test_one_more_retrained_model_is_equivalent(self, honest):
         assert honest.verdict == "EQUIVALENT", honest.reason
-        assert honest.power.retrains == 5
+        assert honest.power.retrains == 10
         assert all(found.outcome == "within" for found in honest.findings if found.usable)
 
     def test_a_destroyed_one_is_damaged(self, world):
@@ -168,9 +168,9 @@ class TestVerdicts:
 class TestSameCode:
     def test_benchmark_federations_are_told_the_same(self, world, honest):
         evaluation = Evaluation(world.federation, Request.of("client-3"))
-        evaluation = evaluation.drawn(evaluation.exam.drawn(probe_seed(world.snapshots[6].digest, NONCE)))
+        evaluation = evaluation.drawn(evaluation.exam.drawn(probe_seed(world.snapshots[11].digest, NONCE)))
         before, *retrained = (evaluation.measure(snapshot) for snapshot in world.snapshots)
-        judged = evaluation.judgement(retrained[5], before, retrained[:5])
+        judged = evaluation.judgement(retrained[10], before, retrained[:10])
         assert (judged.verdict, judged.reason) == (honest.verdict, honest.reason)
         assert [found.value for found in judged.findings] == [found.value for found in honest.findings]
 
@@ -194,7 +194,7 @@ class TestSameCode:
             torch.cat([labels, sevens + 10]),
         ).auc
         values = {found.measure.name: found.value for found in nothing.findings}
-        assert values["mia_auc"] == pytest.approx(expected, abs=1e-9)
+        assert nothing.attacks["loss"].trained.auc.value == pytest.approx(expected, abs=1e-9)
         hits = own(world.trigger(inputs)[keep]).argmax(1) == 7
         assert values["asr"] == pytest.approx(float(hits.double().mean()))
 
@@ -226,12 +226,13 @@ class TestSameCode:
         blind = audited(world, world.before, triggered=None)
         values = [{own.measure.name: own.value for own in found.findings} for found in (nothing, blind)]
         assert values[0]["asr"] == values[1]["asr"]
-        assert values[0]["mia_auc"] != values[1]["mia_auc"]
+        assert values[0]["distance"] != values[1]["distance"]
+        assert nothing.attacks["loss"] != blind.attacks["loss"]
 
 
 class TestForms:
     def test_state_dicts_datasets_and_outcomes_are_taken(self, world, honest):
-        outcome = Outcome("mine", ServerState(world.snapshots[6]), Cost())
+        outcome = Outcome("mine", ServerState(world.snapshots[11]), Cost())
         for after in (world.honest.state_dict(), outcome):
             found = audited(
                 world,
@@ -260,15 +261,15 @@ class TestForms:
         assert not any(parameter.requires_grad for parameter in frozen.parameters())
         assert all(parameter.grad is None for parameter in frozen.parameters())
         assert torch.equal(world.unseen[0], inputs), "a trigger that paints in place paints a copy"
-        assert found.provenance.after == world.snapshots[6].digest
+        assert found.provenance.after == world.snapshots[11].digest
 
     def test_json_and_text(self, world, honest):
         content = json.loads(json.dumps(honest.as_dict(), allow_nan=False))
         assert content["verdict"] == "EQUIVALENT"
         assert content["models"] == {
             "before": world.snapshots[0].digest,
-            "after": world.snapshots[6].digest,
-            "retrained": [snapshot.digest for snapshot in world.snapshots[1:6]],
+            "after": world.snapshots[11].digest,
+            "retrained": [snapshot.digest for snapshot in world.snapshots[1:11]],
         }
         assert content["expunge"] == expunge.__version__
         assert content["date"].endswith("+00:00")
@@ -277,7 +278,7 @@ class TestForms:
         text = str(honest)
         assert text.startswith("EQUIVALENT: The data was to be forgotten")
         for part in (
-            "With 5 retrained models",
+            "With 10 retrained models",
             "attack success",
             "What no audit sees",
             "LiRA",
@@ -310,9 +311,9 @@ class TestRefused:
 
     def test_models(self, world):
         self.refused(RequestError, r"retrained\[0\] and after are the same", world, after=world.retrained[0])
-        self.refused(RequestError, r"retrained\[5\] and before", world, retrained=[*world.retrained, world.before])
+        self.refused(RequestError, r"retrained\[10\] and before", world, retrained=[*world.retrained, world.before])
         self.refused(
-            RequestError, r"retrained\[5\] and retrained\[1\]", world, retrained=[*world.retrained, world.retrained[1]]
+            RequestError, r"retrained\[10\] and retrained\[1\]", world, retrained=[*world.retrained, world.retrained[1]]
         )
         for wrong in (world.retrained[0], None, iter(world.retrained), "retrained"):
             self.refused(RequestError, "a list of models", world, retrained=wrong)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expunge.auditing.answers import copied, log_odds, margin_distance, margins_of, mean_place
-from expunge.auditing.exam import Exam, Trigger
+from expunge.auditing.exam import Exam, Trigger, beside
 from expunge.auditing.probes import drawn_samples, nearby_triggers, probe_seed
 from expunge.core.vectors import Snapshot
 
@@ -117,6 +117,32 @@ class TestNearby:
             for name, own in (("honest", honest), ("moved", moved))
         }
         assert found["moved"] > 5 > 0.1 > abs(found["honest"])
+
+
+class TestParts:
+    def test_forgotten_samples_with_and_without_the_trigger_are_apart(self):
+        """A model that knows only the samples without it is far there alone, and the other way round."""
+        inputs, labels = images(60), torch.arange(60) % 3
+        marks = (torch.arange(60) < 30).long()
+        exam = Exam((inputs, labels), (inputs, labels), triggers=[Trigger(square, 0)], triggered=marks)
+        right = torch.nn.functional.one_hot(labels, 3).double()
+
+        def model(plain, triggered):
+            scores = right * (plain * (marks == 0) + triggered * (marks == 1))[:, None]
+            return exam.measure(lambda x: scores[: len(x)], Snapshot(torch.zeros(1), {}))
+
+        others = [model(0.0, 0.0) for _ in range(3)]
+        for knows in ((4.0, 0.0), (0.0, 4.0)):
+            found = beside(model(*knows), others)
+            assert (found["distance"] > 1, found["trigger_distance"] > 1) == (knows[0] > 0, knows[1] > 0)
+
+    @pytest.mark.parametrize("triggered", [5, 55])
+    def test_too_few_of_one_kind_are_left_out(self, triggered):
+        inputs, labels = images(60), torch.arange(60) % 3
+        marks = (torch.arange(60) < triggered).long()
+        exam = Exam((inputs, labels), (inputs, labels), triggers=[Trigger(square, 0)], triggered=marks)
+        plain, stamped = exam.measure(lambda x: torch.zeros(len(x), 3), Snapshot(torch.zeros(1), {})).margins
+        assert (len(plain), len(stamped)) == ((55, 0) if triggered == 5 else (0, 55))
 
 
 class TestAnswers:

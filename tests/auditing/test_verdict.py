@@ -102,22 +102,26 @@ class TestUndecided:
 
     def test_what_would_decide_does(self):
         """The number that is told is enough, were the spread and the mean to stay: here they do."""
-        values = [3.0, 3.2, 2.8, 3.15, 2.85]
-        how = {"trained": {"forget_loss": 0.0}, "value": {"forget_loss": 3.42}}
+        values = [3.0, 3.02, 2.98, 3.015, 2.985]
 
-        def found(more):
-            return judge(compared(how["value"], how["trained"], [{"forget_loss": x} for x in values * more]))
+        def found(value, more):
+            models = [{"forget_loss": x} for x in values * more]
+            return judge(compared({"forget_loss": value}, {"forget_loss": 0.0}, models))
 
-        few = found(1)
+        (one,) = found(3.0, 1).findings
+        edge = 3.0 + one.margin - 0.5 * one.reach
+        few = found(edge, 1)
         assert few.verdict == Verdict.UNDECIDED
         assert "more retrained model" in few.reason
-        assert found(4).verdict == Verdict.EQUIVALENT
+        assert found(edge, 4).verdict == Verdict.EQUIVALENT
 
     def test_noisy_measures_are_named_and_left_out(self):
         noisy = [one | {"mia_auc": 0.5 + 0.3 * number} for number, one in enumerate(retrained(10))]
-        found = judge(compared(model(75) | {"mia_auc": 1.9}, trained(), noisy))
+        found = judge(compared(model(75, noise=0.5) | {"mia_auc": 1.9}, trained(), noisy))
         assert found.verdict == Verdict.EQUIVALENT
         assert MEASURES["mia_auc"].label in found.power.sentence
+        beyond = judge(compared(model(75, noise=0.5) | {"mia_auc": 5.2}, trained(), noisy))
+        assert beyond.verdict == Verdict.UNDECIDED, "what no retrained model shows speaks, however noisy"
 
 
 class TestErrors:
@@ -158,7 +162,9 @@ class TestErrors:
         assert [level_of(number) for number in (1, 2, 3)] == [0.05, 0.025, 0.0125]
         with pytest.raises(RequestError, match="counted from 1"):
             level_of(0)
-        near = model(80, noise=0.0) | {"trigger_rank": GOAL["trigger_rank"] + 0.5}
+        near = model(80, noise=0.0)
+        rank = next(one for one in verdict(near).findings if one.measure.name == "trigger_rank")
+        near |= {"trigger_rank": rank.retrained + rank.margin - 1.3 * rank.reach}
         assert verdict(near).verdict == Verdict.EQUIVALENT
         assert verdict(near, attempt=8).verdict == Verdict.UNDECIDED
         assert verdict(near, attempt=8).attempt == 8

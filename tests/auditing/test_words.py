@@ -92,7 +92,7 @@ def test_the_worst_measure_gives_the_number():
 def test_damage_is_told_in_numbers_that_people_know():
     accuracy = one("test_accuracy", 0.6, 0.95, mean=0.94, spread=0.003)
     number = words.number(judge([accuracy, one("forget_loss", 2.0, 0.0)]))
-    assert number == "Accuracy on unseen data is 60.0%; retrained models have 94.0%, and 91.0% would pass."
+    assert number == "Accuracy on unseen data is 60.0%; retrained models have 94.0%, and 90.0% would pass."
     loss = one("test_loss", 3.0, 0.2, mean=0.2, spread=0.003)
     number = words.number(judge([loss, one("forget_loss", 2.0, 0.0)]))
     assert number == "Loss on unseen data is 3.000; retrained models have 0.200, and 0.350 would pass."

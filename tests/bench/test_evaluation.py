@@ -211,7 +211,14 @@ def model_with(parameters, value, asr):
     outputs = torch.tensor([[float(parameters[0]), 0.0]])
     alone = dict.fromkeys(ALONE, value) | {"asr": asr}
     return Measured(
-        Snapshot(torch.tensor(parameters), {}), outputs, outputs, outputs, None, outputs[:, 0], torch.zeros(0, 2), alone
+        Snapshot(torch.tensor(parameters), {}),
+        outputs,
+        outputs,
+        outputs,
+        None,
+        (outputs[:, 0], outputs[:0, 0]),
+        torch.zeros(0, 2),
+        alone,
     )
 
 

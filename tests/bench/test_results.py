@@ -30,8 +30,8 @@ def results():
 def test_fields_are_the_documented_ones_in_order():
     expected = (
         "method seed test_accuracy test_loss forget_accuracy forget_loss asr trigger_pull trigger_rank"
-        " nearby_pull mia_auc kl kl_forget distance logit_mse agreement parameter_gap causal_faithfulness"
-        " accuracy_gap mia_success privacy_gap asr_reduction seconds speedup sample_gradients"
+        " nearby_pull mia_auc kl kl_forget distance trigger_distance unseen_distance logit_mse agreement parameter_gap"
+        " causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds speedup sample_gradients"
         " speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant digest evidence"
     )
     assert " ".join(field.name for field in fields(Row)) == expected

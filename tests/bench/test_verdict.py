@@ -26,7 +26,11 @@ from expunge.federation.training.fedavg import train
 
 TRICKS = ["no-op", "wrong-sign", "one-epoch", "gradient-ascent", "roll-back", "masked-label"]
 MIXTURES = [f"weights-{percent}{end}" for percent in MIXED for end in ("", "-same-start")]
-SPECIAL = ["best-of-five", "spoiled-reference-mixed", "spoiled-reference-noisy"]
+SPECIAL = [
+    name + end
+    for end in ("", "-same-start")
+    for name in ("best-of-five", "spoiled-reference-mixed", "spoiled-reference-noisy")
+]
 FEWER = [f"{BESIDE}3"]
 TINY = dataclasses.replace(
     SCENARIO,
@@ -178,7 +182,7 @@ class TestCourt:
             return row(self, name, count, attempt)
 
         monkeypatch.setattr(Hearing, "row", watched)
-        court._best_of_five(court.insider())
+        court._best_of_five(court.insider(), same_start=False)
         assert [attempt for _, attempt in judged] == [1, 2, 3, 4, 5]
         assert len({digest for digest, _ in judged}) == len(ATTEMPTS) == 5
 
@@ -204,8 +208,8 @@ class TestCourt:
             return hearing(self, candidate, references)
 
         monkeypatch.setattr(Court, "hearing", watched)
-        rows = list(court._beside_a_spoiled_one(court.insider()))
-        assert [row.method for row in rows] == SPECIAL[1:]
+        rows = list(court._beside_a_spoiled_one(court.insider(), same_start=False))
+        assert [row.method for row in rows] == SPECIAL[1:3]
         for references in heard:
             assert [model.digest for model in references[1:]] == [m.digest for m in court.models.references[1:]]
             assert references[0].digest != court.models.references[0].digest

@@ -214,8 +214,8 @@ def test_a_noisy_measure_that_is_outside_all_the_same_is_not_left_out():
 
 def test_use_is_drawn_towards_the_worse_side_in_margins():
     accuracy, loss = judge(measures(0.0, damage=0.06)).findings[-2:]
-    assert scaled(accuracy).share == pytest.approx(2.0)
-    assert scaled(accuracy).trained == pytest.approx(-0.005 / 0.03)
+    assert scaled(accuracy).share == pytest.approx(1.5)
+    assert scaled(accuracy).trained == pytest.approx(-0.005 / 0.04)
     assert scaled(loss).trained == pytest.approx(-0.01 / 0.15)
 
 

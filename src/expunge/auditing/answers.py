@@ -57,6 +57,18 @@ def margin_distance(margins: Tensor, others: Sequence[Tensor]) -> float:
     return float((margins - torch.stack(list(others)).mean(dim=0)).abs().mean())
 
 
+def mean_variation(logits: Tensor, others: Sequence[Tensor]) -> float:
+    """Total variation between a model's probabilities and the other models' mean ones, mean over samples.
+
+    Example:
+        >>> sure = torch.tensor([[99.0, 0.0]])
+        >>> mean_variation(sure, [sure, -sure])
+        0.5
+    """
+    mean = torch.stack([other.double().softmax(dim=1) for other in others]).mean(dim=0)
+    return _variation(logits.double().softmax(dim=1), mean)
+
+
 def copied(answers: Tensor, retrained: Sequence[Tensor]) -> int | None:
     """The number of the retrained model whose answers these repeat; None where they are an answer of their own.
 

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expunge.auditing.answers import copied, margin_distance, margins_of
+from expunge.auditing.answers import copied, margin_distance, margins_of, mean_variation
 from expunge.auditing.comparison import Scores
 from expunge.auditing.functional import accuracy, mean_loss
-from expunge.auditing.measures import Compared, Measure, compared
+from expunge.auditing.measures import STAND_INS, Compared, Measure, compared
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
 from expunge.auditing.probes import Nearby, drawn_samples, nearby_triggers
 from expunge.auditing.signals import membership_scores
@@ -34,6 +34,9 @@ Samples = tuple[Tensor, Tensor]
 
 Answers = Callable[[Tensor], Tensor]
 """A model as the exam sees it: logits for inputs."""
+
+BESIDE = ("distance", "trigger_distance", "unseen_distance", "nearby_pull")
+"""The measures of a model beside others, by name."""
 
 LEAST_FORGOTTEN, LEAST_UNSEEN = 20, 50
 """Below so many samples one of them is worth 5 or 2 points: more than is to be told."""
@@ -57,7 +60,7 @@ class Measured:
         forget_logits: for the samples to forget.
         other_logits: for the non-members that a membership attack compares these with.
         retained_logits: for the retained samples, or None.
-        margins: log-odds of the forgotten samples' own labels.
+        margins: log-odds of the forgotten samples' own labels: of those without a trigger, and of those with one.
         nearby_pulls: of moved and noisy triggers, towards every class; empty without a trigger.
         alone: by the names of results; what outputs that are not finite cannot say is None.
     """
@@ -67,7 +70,7 @@ class Measured:
     forget_logits: Tensor
     other_logits: Tensor
     retained_logits: Tensor | None
-    margins: Tensor
+    margins: tuple[Tensor, Tensor]
     nearby_pulls: Tensor
     alone: dict[str, Any]
 
@@ -141,7 +144,7 @@ class Exam:
             forget_logits,
             torch.cat([test_logits, *(own.stamped for own in asked)]),
             answers(self.retained[0]) if self.retained is not None else None,
-            margins_of(forget_logits, forget_labels),
+            self._parts(margins_of(forget_logits, forget_labels)),
             torch.cat(pulls) if pulls else torch.zeros(0, test_logits.shape[1]),
             alone,
         )
@@ -175,7 +178,7 @@ class Exam:
         rest = [[other for other in retrained if other is not model] for model in retrained]
         models = [(measured, retrained), (trained, retrained), *zip(retrained, rest, strict=True)]
         own, before, *others = (model.alone | beside(model, them) for model, them in models)
-        return compared(own, before, others, self._step)
+        return [one for one in compared(own, before, others, self._step) if one.measure.name not in STAND_INS]
 
     def _step(self, measure: Measure) -> float:
         """What one sample is worth in a rate."""
@@ -200,6 +203,14 @@ class Exam:
         """Labels of the non-members; a triggered one has its trigger's target."""
         labels = self.unseen[1]
         return torch.cat([labels, *(self._targets(number) for number in range(len(self.triggers)))])
+
+    def _parts(self, margins: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the forgotten samples without and with a trigger; a part of too few is left out, or all are one."""
+        if self.triggered is None:
+            return margins, margins[:0]
+        parts = margins[self.triggered == 0], margins[self.triggered > 0]
+        plain, triggered = (part if len(part) >= LEAST_FORGOTTEN else part[:0] for part in parts)
+        return (plain, triggered) if len(plain) or len(triggered) else (margins, margins[:0])
 
     @cached_property
     def _nearby(self) -> list[list[Nearby]]:
@@ -256,15 +267,17 @@ class Exam:
 def beside(model: Measured, others: Sequence[Measured]) -> dict[str, float | None]:
     """What a model shows beside others that were trained apart: its distance, and where other triggers pull it more."""
     if not model.is_finite or not others:
-        return {"distance": None, "nearby_pull": None}
+        return dict.fromkeys(BESIDE)
     pulls = None
     if len(model.nearby_pulls):
         mean = torch.stack([other.nearby_pulls for other in others]).mean(dim=0)
         pulls = float((model.nearby_pulls - mean).max())
-    return {
-        "distance": margin_distance(model.margins, [other.margins for other in others]),
-        "nearby_pull": pulls,
-    }
+    distances = [
+        margin_distance(own, [other.margins[part] for other in others]) if len(own) else None
+        for part, own in enumerate(model.margins)
+    ]
+    unseen = mean_variation(model.test_logits, [other.test_logits for other in others])
+    return dict(zip(BESIDE, (*distances, unseen, pulls), strict=True))
 
 
 def require_comparable(measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> None:

@@ -63,18 +63,23 @@ MEASURES = {
         Measure("forget_accuracy", "accuracy on the forgotten data", remembers=1, rate=True),
         Measure("mia_auc", "membership AUC of the forgotten data", remembers=1, rate=True),
         Measure("distance", "distance to retrained answers on the forgotten data", remembers=1, side="above"),
+        Measure("trigger_distance", "distance to retrained answers on the triggered data", remembers=1, side="above"),
         Measure("kl_forget", "divergence from retrained models on the forgotten data", remembers=1, side="above"),
+        Measure("unseen_distance", "distance to retrained answers on unseen data", remembers=1, side="above"),
         Measure("asr", "attack success", remembers=1, rate=True),
         Measure("trigger_pull", "pull of the trigger towards its class", remembers=1),
         Measure("trigger_rank", "place of the trigger's class among the scores", remembers=1),
         Measure("nearby_pull", "pull of moved and noisy triggers", remembers=1, side="above", unit="trigger_pull"),
-        Measure("test_accuracy", "accuracy on unseen data", side="below", margin=0.03, rate=True),
+        Measure("test_accuracy", "accuracy on unseen data", side="below", margin=0.04, rate=True),
         Measure("test_loss", "loss on unseen data", side="above", margin=0.15),
     )
 }
-"""Everything that is compared, by name; what has no value for all models is left out. ``kl_forget`` is judged where
-results were stored without the distance; ``trigger_rank`` counts the classes that the target's score beats, which no
-scaling of the outputs changes."""
+"""Everything that is compared, by name; what has no value for all models is left out. Samples with and without the
+trigger are apart: a patched trigger leaves what the model knows of the others as it was. ``trigger_rank`` counts the
+classes that the target's score beats, which no scaling of the outputs changes."""
+
+STAND_INS = ("mia_auc", "kl_forget")
+"""Judged only where results were stored without the distances, which say the same sharper."""
 
 
 @dataclass(frozen=True)

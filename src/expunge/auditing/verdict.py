@@ -1,6 +1,7 @@
 """The verdict: a claim about a model's values, with a margin.
 
-    EQUIVALENT        every usable measure is shown to lie within its margin of what retrained models have
+    EQUIVALENT        every usable measure is shown to lie within its margin of what retrained models have, and none
+                      that is too noisy to be usable lies beyond its own
     UNDER-FORGOTTEN   outside a margin beyond doubt, towards the trained model: it still knows something of the data
     OVER-FORGOTTEN    outside on the data to forget, but away from the trained model
     DAMAGED           worse than the retrained models on other data, which under-forgetting does not explain
@@ -119,7 +120,7 @@ def _nothing_wrong(found: Sequence[Finding], retrains: int) -> tuple[Verdict, st
     usable = [one for one in found if one.measure.about_forgetting and one.usable]
     if not usable:
         return _undecided(*_nothing_usable(found, retrains))
-    open_ones = [one for one in found if one.usable and one.outcome != "within"]
+    open_ones = [one for one in found if (one.outcome != "within" if one.usable else one.excess > one.margin)]
     if retrains < RETRAINS:
         text = f"Nothing speaks against it, but {retrains} retrained models are too few"
         return _undecided(text, f"{_more(RETRAINS - retrains)} would decide")

@@ -36,8 +36,11 @@ FEWER = (3, 5, 8)
 MIXED = (5, 10, 15, 20, 30, 50)
 """Percent of the trained weights, along the curve of mixtures."""
 
-ATTEMPTS = ((18, True), (18, False), (20, True), (20, False), (22, True))
-"""Of the best of five: percent of the trained weights, and whether the honest rest has the training's start."""
+ATTEMPTS = (18, 19, 20, 21, 22)
+"""Of the best of five: percent of the trained weights."""
+
+SAME_START = "-same-start"
+"""The ending of a row whose honest part was retrained from the training's own initialisation."""
 
 HIDDEN = 30
 """Percent of the trained weights in the model that a spoiled reference is to hide."""
@@ -150,7 +153,7 @@ class Court:
         insider = self.insider()
         yield self.hearing(self.candidate(insider.same_start)).row(SAME_INIT)
         for percent in MIXED:
-            for end, same in (("", False), ("-same-start", True)):
+            for end, same in (("", False), (SAME_START, True)):
                 mixture = mixed_weights(percent, same_start=same)(insider)
                 yield self.hearing(mixture).row(f"weights-{percent}{end}")
 
@@ -163,8 +166,9 @@ class Court:
     def special_rows(self) -> Iterator[Row]:
         """What an insider can do with more than one model: try again, and spoil a reference."""
         insider = self.insider()
-        yield self._best_of_five(insider)
-        yield from self._beside_a_spoiled_one(insider)
+        for same_start in (False, True):
+            yield self._best_of_five(insider, same_start)
+            yield from self._beside_a_spoiled_one(insider, same_start)
 
     def insider(self) -> Insider:
         """Somebody who has seen all that an audit of the trained model asked, with another nonce."""
@@ -185,16 +189,17 @@ class Court:
             self.seed,
         )
 
-    def _best_of_five(self, insider: Insider) -> Row:
+    def _best_of_five(self, insider: Insider, same_start: bool) -> Row:
         """Five mixtures one after another, each judged as the attempt that it is; the best one is what counts."""
+        name = "best-of-five" + SAME_START * same_start
         return best(
             [
-                self.hearing(mixed_weights(percent, same_start=same)(insider)).row("best-of-five", attempt=attempt)
-                for attempt, (percent, same) in enumerate(ATTEMPTS, start=1)
+                self.hearing(mixed_weights(percent, same_start=same_start)(insider)).row(name, attempt=attempt)
+                for attempt, percent in enumerate(ATTEMPTS, start=1)
             ]
         )
 
-    def _beside_a_spoiled_one(self, insider: Insider) -> Iterator[Row]:
+    def _beside_a_spoiled_one(self, insider: Insider, same_start: bool) -> Iterator[Row]:
         """A mixture beside references of which the first is spoiled, in two ways."""
         first, *others = self.models.references
         spoils: dict[str, Callable[[], Snapshot]] = {
@@ -202,8 +207,8 @@ class Court:
             "noisy": lambda: noisy(first, NOISE, self.seed),
         }
         for name, spoil in spoils.items():
-            hearing = self.hearing(mixed_weights(HIDDEN, same_start=True)(insider), [spoil(), *others])
-            yield hearing.row(f"spoiled-reference-{name}")
+            hearing = self.hearing(mixed_weights(HIDDEN, same_start=same_start)(insider), [spoil(), *others])
+            yield hearing.row(f"spoiled-reference-{name}" + SAME_START * same_start)
 
 
 def best(rows: Sequence[Row]) -> Row:

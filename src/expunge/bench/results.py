@@ -48,6 +48,8 @@ class Row:
     kl: float | None = None
     kl_forget: float | None = None
     distance: float | None = None
+    trigger_distance: float | None = None
+    unseen_distance: float | None = None
     logit_mse: float | None = None
     agreement: float | None = None
     parameter_gap: float | None = None
