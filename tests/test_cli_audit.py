@@ -107,6 +107,20 @@ def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge)
     assert "UNDECIDED" in out
 
 
+@pytest.mark.slow
+def test_what_becomes_of_the_models_later_is_shown(run, expunge):
+    code, out, err = expunge("audit", "run", "--retrains", "3", "--persistence", "1", "--relearning", "1")
+    assert code == 0, err
+    folder = run / "without-client-3"
+    names = ["1 more round of those who stay", "1 epoch on the forgotten data"]
+    for own in json.loads((folder / "audit.json").read_text())["methods"].values():
+        assert list(own["later"]) == names
+        assert own["as_it_is"]["verdict"] in (own["verdict"], "EQUIVALENT", "UNDECIDED")
+    for name in names:
+        assert f"After {name}: " in out
+        assert f"After {name}: " in (folder / "audit.html").read_text()
+
+
 def test_another_nonce_is_another_attempt_and_the_same_is_not(run, expunge):
     def asked(*options):
         code, out, err = expunge("audit", "run", "--retrains", "0", "--json", *options)

@@ -15,6 +15,7 @@ from expunge.bench.auditing import audit, retrain_more, retrain_options, retrain
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.run_folder import RunFolder
 from expunge.bench.scenario import Scenario
+from expunge.core.seeds import derived_seed
 from expunge.data import Backdoor
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
@@ -88,6 +89,25 @@ def test_each_method_is_judged_by_its_own_model(audited, models, federation):
         assert own.provenance.counted
     assert audited.methods["do-nothing"].judgement != audited.methods["fine-tuning"].judgement
     assert audited.methods["do-nothing"].verdict == "UNDER-FORGOTTEN"
+
+
+def test_on_request_all_models_are_trained_on_and_judged_again(folder, audited, models, federation):
+    """By rounds of those who stay, and by the leaver's own data; unasked, nothing is."""
+    found = audit(folder, "without-client-1", federation, persistence=1, relearning=2).methods["do-nothing"]
+    rounds, epochs = "1 more round of those who stay", "2 epochs on the forgotten data"
+    assert list(found.later) == [rounds, epochs]
+    assert found.as_it_is.verdict is found.verdict is found.later[rounds].verdict
+    plan = dataclasses.replace(SCENARIO.plan, rounds=1, seed=derived_seed(SCENARIO.seed, "later"))
+    stay = federation.engine().without(("client-1",))
+    on = train(stay, models[0]["trained"], plan).model
+    evaluation = Evaluation(federation, REQUEST)
+    drawn = evaluation.drawn(evaluation.exam.drawn(probe_seed(models[0]["trained"].digest, found.provenance.nonce)))
+    values = {one.measure.name: one.trained for one in found.later[rounds].findings}
+    assert values["forget_loss"] == pytest.approx(drawn.measure(on).alone["forget_loss"])
+    again = {one.measure.name: one.retrained for one in found.later[epochs].findings}
+    before = {one.measure.name: one.retrained for one in found.as_it_is.findings}
+    assert again["forget_loss"] < before["forget_loss"]
+    assert audited.methods["do-nothing"].later == {}
 
 
 def test_attacks_are_on_the_models_that_they_are_said_to_be_on(audited, measured):

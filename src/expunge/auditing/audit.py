@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from expunge.auditing.attempts import asked_now, samples_digest
 from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence, solver_evidence
-from expunge.auditing.exam import Exam, Samples, Trigger
+from expunge.auditing.exam import Exam, Measured, Samples, Trigger
 from expunge.auditing.given import (
     BATCH,
     TRIED,
@@ -24,6 +24,7 @@ from expunge.auditing.given import (
     read_samples,
     weights_of,
 )
+from expunge.auditing.later import judged_later
 from expunge.auditing.model_audit import ModelAudit, Panel
 from expunge.core.losses import CrossEntropy, Loss, as_loss, objective
 from expunge.core.vectors import Snapshot
@@ -46,6 +47,7 @@ def audit(
     l2: float = 0.0,
     nonce: str | None = None,
     record: str | Path | None = None,
+    later: Mapping[str, Callable[[nn.Module], nn.Module]] | None = None,
 ) -> ModelAudit:
     """Judge a model that is said to have forgotten, beside models that were retrained without the data.
 
@@ -73,6 +75,9 @@ def audit(
             audit again.
         record: a JSON file that counts the audits of each request (that is, of the forgotten samples): the level is
             spent over attempts. Without it this one counts as the first.
+        later: functions that train a module on and return it, by what they do: ``{"5 more rounds": go_on}``. Each gets
+            a copy of every model, and must treat all alike, random numbers included. Rounds of those who stay show
+            whether it lasts, epochs on the forgotten data whether it was only hidden: then it comes back sooner.
 
     Raises:
         DataError: samples that do not fit the models or each other.
@@ -95,6 +100,8 @@ def audit(
         raise RequestError("l2 belongs to the retained loss: give the retained samples, or leave it out.")
     if not isinstance(before, nn.Module):
         raise RequestError("Give the trained model itself as before: others may be state dicts for its architecture.")
+    if later is not None and not (isinstance(later, Mapping) and all(map(callable, later.values()))):
+        raise RequestError("later is a dict of functions that train a module on, by what they do: '5 more rounds'.")
     if not isinstance(retrained, list | tuple):
         raise RequestError("retrained is a list of models: several show how much retraining varies.")
     names = ["before", "after", *(f"retrained[{number}]" for number in range(len(retrained)))]
@@ -113,7 +120,25 @@ def audit(
     if isinstance(after, Outcome):
         evidence.append(solver_evidence(after.details))
     judgement = drawn.judgement(second, first, others, asked.attempt)
-    return Panel(drawn, first, others).audit(second, judgement, asked, evidence)
+    own, trained, *references = (models[name] for name in ("after", "before", *names[2:]))
+    looks = judged_later(drawn, _ways(later or {}, drawn), own, trained, references, judgement)
+    return Panel(drawn, first, others).audit(second, judgement, asked, evidence, looks)
+
+
+def _ways(
+    later: Mapping[str, Callable[[nn.Module], nn.Module]], exam: Exam
+) -> dict[str, Callable[[nn.Module], Measured]]:
+    """What trains a copy of a module on, and then asks it."""
+
+    def way(name: str, module: nn.Module) -> Measured:
+        given = f"what later[{name!r}] returned"
+        found = later[name](deepcopy(module))
+        if not isinstance(found, nn.Module):
+            raise RequestError(f"later[{name!r}] must return the module that it trained.")
+        found = as_module(found, module, given)
+        return exam.measure(partial(answers_of, found), weights_of(found, given))
+
+    return {name: partial(way, name) for name in later}
 
 
 def _triggers(

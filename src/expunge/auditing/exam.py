@@ -19,6 +19,7 @@ from torch import Tensor
 from expunge.auditing.answers import copied, margin_distance, margins_of, mean_variation
 from expunge.auditing.comparison import Scores
 from expunge.auditing.functional import accuracy, mean_loss
+from expunge.auditing.margins import SPREADS, Finding
 from expunge.auditing.measures import STAND_INS, Compared, Measure, compared
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
 from expunge.auditing.probes import Nearby, drawn_samples, nearby_triggers
@@ -151,9 +152,18 @@ class Exam:
         return self._with_losses(found)
 
     def judgement(
-        self, measured: Measured, trained: Measured, retrained: Sequence[Measured], attempt: int = 1
+        self,
+        measured: Measured,
+        trained: Measured,
+        retrained: Sequence[Measured],
+        attempt: int = 1,
+        since: Judgement | None = None,
     ) -> Judgement:
-        """The verdict on a model, beside retrained ones; one of these is judged by the others."""
+        """The verdict on a model, beside retrained ones; one of these is judged by the others.
+
+        ``since`` is that of the same models before all were trained on: then only forgetting is asked for, and by no
+        smaller margin than at first.
+        """
         others = [other for other in retrained if other is not measured]
         require_comparable(measured, trained, others)
         for what, least, count in (
@@ -169,7 +179,8 @@ class Exam:
         if source is not None:
             text = f"It repeats the answers of retrained[{source}], which says nothing of its own: compare with others."
             return Judgement(Verdict.UNDECIDED, text, attempt=attempt)
-        return judge(self.compared(measured, trained, others), attempt)
+        asked = self.compared(measured, trained, others)
+        return judge(asked if since is None else since_first(asked, since.findings), attempt)
 
     def compared(self, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> list[Compared]:
         """Every measure of all models; a distance to the others is taken for each retrained one without itself."""
@@ -278,6 +289,19 @@ def beside(model: Measured, others: Sequence[Measured]) -> dict[str, float | Non
     ]
     unseen = mean_variation(model.test_logits, [other.test_logits for other in others])
     return dict(zip(BESIDE, (*distances, unseen, pulls), strict=True))
+
+
+def since_first(asked: Sequence[Compared], first: Sequence[Finding]) -> list[Compared]:
+    """The measures of forgetting, with noise enough that no margin is below the first one.
+
+    What all models have learnt alike differs in the last decimals only, and a tenth of that would be no margin.
+    """
+    margins = {one.measure.name: one.margin for one in first if one.measure.about_forgetting}
+    return [
+        replace(one, step=max(one.step, margins[one.measure.name] / SPREADS))
+        for one in asked
+        if one.measure.name in margins
+    ]
 
 
 def require_comparable(measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> None:

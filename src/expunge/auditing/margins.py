@@ -154,9 +154,9 @@ def _finding(one: Compared, deviations: dict[str, float], level: float, doubt: f
         margin, usable = measure.margin, True
     else:
         margin = max(SHARE * deviation, SPREADS * spread)
-        usable = margin <= USABLE * deviation
+        usable = 0 < margin <= USABLE * deviation  # where all models have one value there is nothing to tell
     off, error = excess(measure, one.value - mean), mean_error(one)
     reach = float(student.isf(level, count - 1)) * error
     beyond_doubt = float(student.isf(doubt / 2, count - 1)) * error
-    outcome: Outcome = "within" if off + reach <= margin else "outside" if off - beyond_doubt > margin else "open"
+    outcome: Outcome = "within" if off + reach <= margin else "outside" if off - beyond_doubt > margin > 0 else "open"
     return Finding(measure, one.value, one.trained, mean, spread, margin, reach, deviation, usable, outcome)

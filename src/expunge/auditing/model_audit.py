@@ -7,8 +7,8 @@ to, and as the shadow models of the attacks, since none of them saw the forgotte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from textwrap import fill
@@ -22,6 +22,7 @@ from expunge.auditing.comparison import Comparison, Scores, beside_retrained
 from expunge.auditing.evidence import Evidence, Outputs, held_out_evidence
 from expunge.auditing.exam import Exam, Measured
 from expunge.auditing.klom import FEWEST_RETRAINED, Klom, klom
+from expunge.auditing.later import deciding
 from expunge.auditing.margins import Finding
 from expunge.auditing.membership import measure_attack
 from expunge.auditing.power import Power
@@ -92,6 +93,8 @@ class ModelAudit:
         evidence: what can be said without retrained models.
         provenance: which models these were, and when they were looked at.
         klom: divergence of margins on the forgotten data (Georgiev et al. 2024), or None with too few retrained models.
+        later: the judgements after all models were trained on, by what was done; one of them may be the verdict.
+        as_it_is: the judgement before that; None where nothing was done.
     """
 
     judgement: Judgement
@@ -99,6 +102,8 @@ class ModelAudit:
     evidence: tuple[Evidence, ...]
     provenance: Provenance
     klom: KlomOfTwo | None = None
+    later: dict[str, Judgement] = field(default_factory=dict)
+    as_it_is: Judgement | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -133,6 +138,8 @@ class ModelAudit:
             "level": level_of(self.judgement.attempt),
             "refused": [one.sentence for one in self.judgement.refused],
             "findings": [_plain(found) for found in self.findings],
+            "as_it_is": _plain_judgement(self.as_it_is) if self.as_it_is is not None else None,
+            "later": {name: _plain_judgement(found) for name, found in self.later.items()},
             "attacks": {attack: dataclasses.asdict(found) for attack, found in self.attacks.items()},
             "klom": dataclasses.asdict(self.klom) if self.klom is not None else None,
             "evidence": [dataclasses.asdict(found) for found in self.evidence],
@@ -149,6 +156,7 @@ class ModelAudit:
         lines = [f"{self.verdict.value}: {words.sentence(self.verdict)}", words.number(found)]
         lines += ["", *words.picture(self.findings), words.LEGEND] if self.findings else []
         lines += ["", f"Why: {self.reason}"] if self.reason not in lines else []
+        lines += ["", *words.looks(self.as_it_is, self.later)] if self.as_it_is is not None else []
         lines += ["", words.attempt(found, origin.counted), f"What no audit sees: {words.LIMITS}", ""]
         lines += [self.power.sentence] if self.power is not None else []
         lines += [_attack_line(attack, found) for attack, found in self.attacks.items()]
@@ -168,9 +176,14 @@ class Panel:
         self._scores: dict[Measured, dict[str, Scores]] = {}
 
     def audit(
-        self, after: Measured, judgement: Judgement, asked: Asked, evidence: Iterable[Evidence] = ()
+        self,
+        after: Measured,
+        judgement: Judgement,
+        asked: Asked,
+        evidence: Iterable[Evidence] = (),
+        later: Mapping[str, Judgement] | None = None,
     ) -> ModelAudit:
-        """Put together what is known of a model: its verdict, how it was asked, and further evidence."""
+        """Put together what is known of a model: its verdicts, how it was asked, and further evidence."""
         provenance = _provenance(self.before, after, self.retrained, asked)
         if not after.is_finite:
             broken = Evidence("outputs", "against", "Some outputs are NaN or infinite: the model is of no use.", {})
@@ -182,7 +195,11 @@ class Panel:
             attack: beside_retrained(before[attack], own[attack], [other[attack] for other in others], weights)
             for attack in own
         }
-        return ModelAudit(judgement, attacks, (self._held_out(after), *evidence), provenance, self._klom(after))
+        evidence = (self._held_out(after), *evidence)
+        if not later:
+            return ModelAudit(judgement, attacks, evidence, provenance, self._klom(after))
+        told = deciding(judgement, later)
+        return ModelAudit(told, attacks, evidence, provenance, self._klom(after), dict(later), judgement)
 
     def scores(self, model: Measured) -> dict[str, Scores]:
         """What each attack makes of a model; nothing where there is no retrained one to compare with."""
@@ -220,6 +237,14 @@ def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured]
     digests = tuple(own.model.digest for own in retrained)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Provenance(before.model.digest, after.model.digest, digests, now, __version__, asked.nonce, asked.counted)
+
+
+def _plain_judgement(found: Judgement) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict.value,
+        "reason": found.reason,
+        "findings": [_plain(one) for one in found.findings],
+    }
 
 
 def _plain(found: Finding) -> dict[str, Any]:

@@ -155,25 +155,30 @@ def relearning_epochs(
         most: epochs to try.
         seed: of the shuffling.
     """
-    parties = request.parties(engine.clients())
-    plan = Recovery(seed=seed).plan(state)
-    left_out = {name: _all_but(indices, parties.counts[name]) for name, indices in parties.owners.items()}
+    plan, left_out = Recovery(seed=seed).plan(state), owners_only(engine, request)
     for number in range(most + 1):
         if accuracy(model) >= goal:
             return number
         if number < most:
             try:
-                model = _owners_epoch(engine, model, plan, number, left_out)
+                model = owners_epoch(engine, model, plan, number, left_out)
             except NumericalError:  # a model that was wrecked may have no way back
                 return None
     return None
 
 
-def _owners_epoch(
+def owners_epoch(
     engine: Engine, model: Snapshot, plan: TrainingPlan, number: int, left_out: Mapping[str, Indices]
 ) -> Snapshot:
+    """One round by the owners of what was to be forgotten, on that alone."""
     tasks = {name: plan.task(model, number, name, others) for name, others in left_out.items()}
     return aggregate(model, ask_each(engine, tasks, Trained))
+
+
+def owners_only(engine: Engine, request: Request) -> dict[str, Indices]:
+    """The owners of what was to be forgotten, each with the samples that it leaves out to learn that alone."""
+    parties = request.parties(engine.clients())
+    return {name: _all_but(indices, parties.counts[name]) for name, indices in parties.owners.items()}
 
 
 def _all_but(indices: Indices | None, count: int) -> Indices:

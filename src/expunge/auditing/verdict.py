@@ -58,6 +58,7 @@ class Judgement:
         refused: retrained models that were left out, as they are unlike the others.
         attempt: the how many-th model this is that was audited for the request.
         would_decide: where the verdict is UNDECIDED, what would decide, as a sentence; empty where nothing is known.
+        after: what was done to the models first, such as "5 more rounds"; or empty.
     """
 
     verdict: Verdict
@@ -67,6 +68,7 @@ class Judgement:
     refused: tuple[Outlier, ...] = ()
     attempt: int = 1
     would_decide: str = ""
+    after: str = ""
 
 
 def level_of(attempt: int) -> float:

@@ -7,7 +7,7 @@ is where retrained models are, all of it where the trained model is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from expunge.auditing.margins import SHARE, Finding
@@ -99,6 +99,11 @@ def number(judgement: Judgement) -> str:
         >>> print(number(judge([Compared(MEASURES["asr"], 0.6, 0.9, (0.010, 0.012, 0.011, 0.013, 0.009))])))
         About 66% of what the trained model showed of it is still there (attack success; 10% would pass).
     """
+    text = _number(judgement)
+    return f"After {judgement.after}: {text}" if judgement.after and text != judgement.reason else text
+
+
+def _number(judgement: Judgement) -> str:
     found, verdict = judgement.findings, judgement.verdict
     if verdict is Verdict.UNDECIDED:
         return judgement.would_decide or judgement.reason
@@ -136,6 +141,18 @@ def _worse(found: Sequence[Finding]) -> str | None:
         f"{label[:1].upper()}{label[1:]} is {show(worst.value)}; retrained models have {show(worst.retrained)}, and"
         f" {edge} would pass."
     )
+
+
+def looks(now: Judgement, later: Mapping[str, Judgement]) -> list[str]:
+    """What a model is called as it is, and after all models were trained on: a line each.
+
+    Example:
+        >>> now, then = Judgement(Verdict.EQUIVALENT, "Near."), Judgement(Verdict.UNDER_FORGOTTEN, "It is back.")
+        >>> looks(now, {"5 more rounds": then})
+        ['As it is: EQUIVALENT. Near.', 'After 5 more rounds: UNDER-FORGOTTEN. It is back.']
+    """
+    found = {"As it is": now} | {f"After {name}": own for name, own in later.items()}
+    return [f"{when}: {own.verdict.value}. {own.reason}" for when, own in found.items()]
 
 
 def attempt(judgement: Judgement, counted: bool) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from expunge.auditing.attempts import RECORD, asked_now, samples_digest
 from expunge.auditing.comparison import Scores
 from expunge.auditing.convexity import no_certificate
 from expunge.auditing.evidence import engine_evidence
+from expunge.auditing.exam import Measured
+from expunge.auditing.later import Way, judged_later, learnt_again, more_rounds
 from expunge.auditing.model_audit import Asked, ModelAudit, Panel
-from expunge.auditing.verdict import RETRAINS, Judgement
+from expunge.auditing.verdict import RETRAINS, Judgement, Verdict
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder
@@ -27,6 +29,7 @@ from expunge.core.losses import CrossEntropy
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.engine import Cost
+from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import Keep, Progress
 from expunge.unlearning.registry import Outcome
@@ -64,10 +67,26 @@ class Audit:
         }
 
 
-def audit(folder: RunFolder, name: str, federation: Federation, nonce: str | None = None) -> Audit:
+def audit(
+    folder: RunFolder,
+    name: str,
+    federation: Federation,
+    nonce: str | None = None,
+    *,
+    persistence: int = 0,
+    relearning: int = 0,
+) -> Audit:
     """Audit everything that was tried for one request, with the retrained models that are there.
 
     Every model counts as an attempt of its request: the folder keeps a record.
+
+    Args:
+        folder: the run.
+        name: of the request.
+        federation: its clients.
+        nonce: the auditor's.
+        persistence: judge again after so many more rounds of those who stay; 0 does not.
+        relearning: judge again after so many epochs on what was to be forgotten; 0 does not.
     """
     request, results = folder.requests()[name], run_results(folder, name, federation)
     evaluation, trained = Evaluation(federation, request), folder.trained(federation)
@@ -77,14 +96,17 @@ def audit(folder: RunFolder, name: str, federation: Federation, nonce: str | Non
     record, request_digest = folder.path / RECORD, samples_digest(evaluation.exam.forgotten)
     panel = Panel(evaluation.exam, evaluation.measure(trained.model), references)
     measured = {own.method: evaluation.measure(own.model) for own in tries if own.method != "retrain"}
+    ways = _ways(folder, federation, request, persistence, relearning)
     methods: dict[str, ModelAudit] = {}
     for own in tries:
         if own.method != "retrain":
             outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
             evidence = engine_evidence(folder.engine(federation), trained.model, outcome, request)
             asked = asked_now(record, request_digest, own.model.digest, nonce)
-            judgement = drawn_judgement(evaluation, asked, own.model, trained.model, models)
-            methods[own.method] = panel.audit(measured[own.method], judgement, asked, evidence)
+            asking = evaluation.drawn(asked.probes(evaluation.exam, own.model))
+            judgement = _judgement(asking, asked, own.model, trained.model, models)
+            later = _judged_later(asking, ways, own.model, trained.model, models, judgement)
+            methods[own.method] = panel.audit(measured[own.method], judgement, asked, evidence, later)
     attack, scores = panel.strongest, {}
     if attack is not None:
         drawn = {"trained": panel.before, **measured, "retrained": references[0]}
@@ -94,13 +116,45 @@ def audit(folder: RunFolder, name: str, federation: Federation, nonce: str | Non
     return Audit(results, methods, attack, scores, evaluation.exam.weights.numpy(), certificate)
 
 
-def drawn_judgement(
-    evaluation: Evaluation, asked: Asked, model: Snapshot, trained: Snapshot, retrained: Sequence[Snapshot]
+def _judgement(
+    drawn: Evaluation, asked: Asked, model: Snapshot, trained: Snapshot, retrained: Sequence[Snapshot]
 ) -> Judgement:
     """The verdict on a model by questions that are drawn for it."""
-    drawn = evaluation.drawn(asked.probes(evaluation.exam, model))
     own, before, *others = (drawn.measure(each) for each in (model, trained, *retrained))
     return drawn.exam.judgement(own, before, others, asked.attempt)
+
+
+def _ways(folder: RunFolder, federation: Federation, request: Request, rounds: int, epochs: int) -> dict[str, Way]:
+    """What is done to all models before they are judged again; each model is trained on once."""
+    plan = dataclasses.replace(folder.scenario.plan, seed=derived_seed(folder.scenario.seed, "later"))
+    found: dict[str, Way] = {}
+    if rounds:
+        what = f"{rounds} more round{'s' * (rounds != 1)} of those who stay"
+        found[what] = cache(more_rounds(folder.engine(federation), plan, request, rounds))
+    if epochs:
+        plain = LocalEngine(federation.model, CrossEntropy(), federation.datasets)  # here nobody boosts
+        what = f"{epochs} epoch{'s' * (epochs != 1)} on the forgotten data"
+        found[what] = cache(learnt_again(plain.without(folder.departed), plan, request, epochs))
+    return found
+
+
+def _judged_later(
+    drawn: Evaluation,
+    ways: Mapping[str, Way],
+    model: Snapshot,
+    trained: Snapshot,
+    retrained: Sequence[Snapshot],
+    now: Judgement,
+) -> dict[str, Judgement]:
+    if model.parameters.shape != trained.parameters.shape:
+        told = "It is of another architecture than the trained model, and cannot be trained on like it."
+        return {name: Judgement(Verdict.UNDECIDED, told, attempt=now.attempt) for name in ways}
+    measures = {name: partial(_measured_after, drawn, way) for name, way in ways.items()}
+    return judged_later(drawn.exam, measures, model, trained, retrained, now)
+
+
+def _measured_after(drawn: Evaluation, way: Way, model: Snapshot) -> Measured:
+    return drawn.measure(way(model))
 
 
 def retrain_more(

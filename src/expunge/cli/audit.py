@@ -19,6 +19,7 @@ from expunge.cli.terminal import messages, output, tell_where
         "expunge audit runs/mine",
         "expunge audit runs/mine --retrains 10 --json",
         "expunge audit runs/mine --nonce 'drawn by the auditor'",
+        "expunge audit runs/mine --persistence 5 --relearning 1",
     ),
 )
 def audit(
@@ -34,6 +35,22 @@ def audit(
             " a new one. Whoever made the model must not know it; another nonce counts as another attempt.",
         ),
     ] = None,
+    persistence: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="ROUNDS",
+            help="Judge again after so many more rounds of those who stay: does it last? Trains every model on.",
+        ),
+    ] = 0,
+    relearning: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="EPOCHS",
+            help="Judge again after so many epochs on the forgotten data: what was only hidden comes back sooner.",
+        ),
+    ] = 0,
     data_dir: DataOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
@@ -60,7 +77,7 @@ def audit(
             retrain_more(
                 folder, request, federation, count=retrains, data_dir=data_dir, device=chosen, progress=progress
             )
-        audits[name] = audit_run(folder, name, federation, nonce)
+        audits[name] = audit_run(folder, name, federation, nonce, persistence=persistence, relearning=relearning)
         publish(audits[name].results, run / name)  # what was shown before may be of other models
         page = publish_audit(audits[name], run / name)
         if not as_json:

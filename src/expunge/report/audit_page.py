@@ -95,6 +95,7 @@ def _first(method: str, own: ModelAudit, subject: str, drawn: Mapping[str, Figur
             f"<p>{escape(words.sentence(found.verdict, subject))}</p>",
             f'<p class="number">{escape(number)}</p>',
             *why,
+            *(note(line) for line in (words.looks(own.as_it_is, own.later) if own.as_it_is is not None else [])),
             note(words.attempt(found, own.provenance.counted)),
             "</section>",
             figure("audit-verdict", drawn[name]) if name in drawn else "",

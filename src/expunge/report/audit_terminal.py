@@ -67,6 +67,7 @@ def _first(method: str, own: ModelAudit, subject: str, cells: int) -> list[Rende
         parts += [Text(), _measures(own.findings, cells), Text()]
     if number != found.reason:
         parts.append(_paragraph("Why: ", found.reason))
+    parts += [Text(line) for line in words.looks(own.as_it_is, own.later)] if own.as_it_is is not None else []
     if found.power is not None and mark_of(found.verdict) != "far":
         parts.append(_paragraph("What could be told: ", found.power.sentence))
     return [*parts, Text(words.attempt(found, own.provenance.counted)), Text()]

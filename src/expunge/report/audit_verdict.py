@@ -51,6 +51,7 @@ def verdict_plot(method: str, judgement: Judgement) -> Figure:
         for axes, group in zip(panels, groups, strict=True):
             _panel(axes, group)
         title = f"{method_name(method)}: {judgement.verdict.value}"
+        title += f" after {judgement.after}" if judgement.after else ""
         panels[0].set_title(title, fontsize=12.5, loc="left", pad=14)
         panels[0].text(1.02, 1.0, "value (what passes)", transform=panels[0].transAxes, fontsize=9.5, color=FAINT)
         figure.legend(handles=_legend(shown), loc="outside lower center", ncols=3, fontsize=9.5, frameon=False)
