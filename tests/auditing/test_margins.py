@@ -11,6 +11,7 @@ from scipy.stats import t as student
 
 from expunge.auditing.margins import findings, robust_spread
 from expunge.auditing.measures import MEASURES, Compared
+from expunge.auditing.verdict import Verdict, judge
 
 LOSS, ASR, NEARBY = MEASURES["forget_loss"], MEASURES["asr"], MEASURES["nearby_pull"]
 PULL, ACCURACY = MEASURES["trigger_pull"], MEASURES["test_accuracy"]
@@ -122,3 +123,13 @@ class TestLevel:
                 *values, own = chance.normal(size=count + 1)
                 outside[count] += finding(LOSS, own, 30.0, values).outcome == "outside"
         assert max(outside.values()) <= 0.02 * 2000
+
+
+def test_where_all_models_have_one_value_nothing_can_be_told():
+    """No margin: neither a claim nor an alarm, and no division by it."""
+    same = Compared(MEASURES["trigger_rank"], 9.0, 9.0, (9.0,) * 5)
+    (found,) = findings([same])
+    assert (found.usable, found.outcome) == (False, "within")
+    (off,) = findings([Compared(MEASURES["trigger_rank"], 8.0, 9.0, (9.0,) * 5)])
+    assert (off.usable, off.outcome) == (False, "open")
+    assert judge([Compared(MEASURES["trigger_rank"], 8.0, 9.0, (9.0,) * 5)]).verdict is Verdict.UNDECIDED
