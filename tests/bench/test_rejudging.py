@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from expunge.bench.rejudging import judged_again, judgement_of, verdicts_of
-from expunge.bench.results import Judged, Results, Row
+from expunge.bench.results import Results, Row
 from expunge.errors import RequestError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -70,12 +70,14 @@ def test_with_fewer_than_five_retrained_models_nothing_is_equivalent():
 def test_the_measures_that_need_models_are_named_and_values_stay():
     old = results(retrace=0.052)
     new = judged_again(old)
-    missing = ["distance", "kl_forget", "trigger_pull", "trigger_rank", "nearby_pull", "test_loss"]
-    assert new.judged == Judged("margins", "stored values", missing)
+    plain = {"distance", "kl_forget", "unseen_distance", "test_loss"}
+    of_a_trigger = {"trigger_distance", "trigger_pull", "trigger_rank", "nearby_pull"}
+    assert (new.judged.rule, new.judged.source) == ("margins", "stored values")
+    assert set(new.judged.without) == plain | of_a_trigger
     without = [replace(row, verdict=None) for row in old.rows]
     assert [replace(row, verdict=None) for row in new.rows] == without
     clean = replace(old, rows=[replace(row, asr=None) for row in old.rows])
-    assert judged_again(clean).judged.without == ["distance", "kl_forget", "test_loss"]
+    assert set(judged_again(clean).judged.without) == plain
 
 
 def test_a_method_that_gave_up_and_a_row_that_was_never_judged_stay():
@@ -102,7 +104,7 @@ def test_each_seed_and_variant_has_its_own_yardstick():
 
 
 def test_results_with_all_measures_or_without_verdicts_are_left_alone():
-    whole = dict.fromkeys(("distance", "kl_forget", "trigger_pull", "trigger_rank", "nearby_pull", "test_loss"), 0.1)
+    whole = dict.fromkeys(judged_again(results(retrace=0.5)).judged.without, 0.1)
     new = replace(results(), rows=[replace(row, **whole) for row in results(retrace=0.5).rows])
     assert judged_again(new) is new
     unjudged = replace(new, rows=[replace(row, verdict=None) for row in results().rows])

@@ -18,7 +18,7 @@ from expunge.errors import RequestError
 RULE, SOURCE = "margins", "stored values"
 REFERENCE = "retrain"
 """The rows of retrained models: all others are compared with these."""
-OF_A_TRIGGER = ("asr", "trigger_pull", "trigger_rank", "nearby_pull")
+OF_A_TRIGGER = ("asr", "trigger_distance", "trigger_pull", "trigger_rank", "nearby_pull")
 """Measures that only a client with a trigger has."""
 
 
@@ -54,7 +54,7 @@ def not_stored(results: Results) -> list[str]:
 
     Example:
         >>> not_stored(Results("demo", {}, {}, [Row("trained", 0, forget_loss=1.0, kl_forget=0.1)], {}))
-        ['forget_accuracy', 'mia_auc', 'distance', 'test_accuracy', 'test_loss']
+        ['forget_accuracy', 'mia_auc', 'distance', 'unseen_distance', 'test_accuracy', 'test_loss']
     """
     missing = [name for name in MEASURES if all(getattr(row, name) is None for row in results.rows)]
     return [name for name in missing if "asr" not in missing or name not in OF_A_TRIGGER]
