@@ -137,14 +137,15 @@ class TestVerdicts:
             {"asr", "trigger_pull", "trigger_rank", "nearby_pull"}
         )
         assert "shadow models" not in found.attacks
-        assert [piece.what for piece in found.evidence] == ["held-out data"]
+        assert [piece.what for piece in found.evidence] == ["held-out data", "NO EVIDENCE without retraining"]
 
     def test_too_few_retrained_models_say_what_would_decide(self, world):
         none = audited(world, world.before, retrained=[])
         assert none.verdict == "UNDECIDED"
         assert "at least 3 are needed, 5 are better" in none.reason
         assert (none.attacks, none.findings, none.power, none.klom) == ({}, (), None, None)
-        assert len(none.evidence) == 3
+        assert len(none.evidence) == 4
+        assert none.evidence[1].what == "NOT SUPPORTED without retraining", "a live trigger is seen all the same"
         two = audited(world, world.before, retrained=world.retrained[:2])
         assert (two.verdict, two.klom) == ("UNDECIDED", None)
         assert list(two.attacks) == ["loss", "modified entropy"], "shadows need more"

@@ -26,6 +26,7 @@ from expunge.auditing.given import (
 )
 from expunge.auditing.later import judged_later
 from expunge.auditing.model_audit import ModelAudit, Panel
+from expunge.auditing.statement import statement
 from expunge.core.losses import CrossEntropy, Loss, as_loss, objective
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
@@ -116,7 +117,10 @@ def audit(
     first, second, *others = (
         drawn.measure(partial(answers_of, module), weights[name]) for name, module in models.items()
     )
-    evidence = [] if exam.retained is None else _retained_evidence(models, exam.retained, trained_with)
+    known, judged = (partial(answers_of, models[name]) for name in ("before", "after"))
+    one_trigger = exam.triggers[0] if exam.triggers else None
+    evidence = [statement(known, judged, exam.unseen, exam.forgotten, one_trigger).as_evidence()]
+    evidence += [] if exam.retained is None else _retained_evidence(models, exam.retained, trained_with)
     if isinstance(after, Outcome):
         evidence.append(solver_evidence(after.details))
     judgement = drawn.judgement(second, first, others, asked.attempt)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from expunge.auditing.checks import convex_check, leaver_check, trigger_check, usefulness_check
 from expunge.auditing.convexity import no_certificate
-from expunge.auditing.evidence import Evidence
+from expunge.auditing.evidence import Evidence, Leaning
 from expunge.auditing.exam import Answers, Samples, Trigger
 from expunge.auditing.given import TRIED, Data, Model, answers_of, as_module, count_classes, read_samples, weights_of
 from expunge.core.losses import CrossEntropy
@@ -34,6 +34,9 @@ class Word(StrEnum):
     SUPPORTED = "SUPPORTED"
     NOT_SUPPORTED = "NOT SUPPORTED"
     NO_EVIDENCE = "NO EVIDENCE"
+
+
+_LEANINGS: dict[Word, Leaning] = {Word.SUPPORTED: "for", Word.NOT_SUPPORTED: "against", Word.NO_EVIDENCE: "neither"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,16 @@ class Statement:
         lines = [f"{self.word.value}: {self.sentence}"]
         lines += [f"  {found.what} ({found.leaning}): {found.sentence}" for found in self.checks]
         return "\n".join([*lines, f"  {LIMITS}"])
+
+    def as_evidence(self) -> Evidence:
+        """As one piece among others, under its word.
+
+        Example:
+            >>> worded([]).as_evidence().what
+            'NO EVIDENCE without retraining'
+        """
+        leaning = _LEANINGS[self.word]
+        return Evidence(f"{self.word.value} without retraining", leaning, self.sentence, {})
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

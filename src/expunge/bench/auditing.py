@@ -14,10 +14,12 @@ import numpy as np
 from expunge.auditing.attempts import RECORD, asked_now, samples_digest
 from expunge.auditing.comparison import Scores
 from expunge.auditing.convexity import no_certificate
-from expunge.auditing.evidence import engine_evidence
+from expunge.auditing.evidence import Evidence, engine_evidence
 from expunge.auditing.exam import Measured
+from expunge.auditing.functional import predict
 from expunge.auditing.later import Way, judged_later, learnt_again, more_rounds
 from expunge.auditing.model_audit import Asked, ModelAudit, Panel
+from expunge.auditing.statement import statement
 from expunge.auditing.verdict import RETRAINS, Judgement, Verdict
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
@@ -101,7 +103,8 @@ def audit(
     for own in tries:
         if own.method != "retrain":
             outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
-            evidence = engine_evidence(folder.engine(federation), trained.model, outcome, request)
+            evidence = [_said(evaluation, federation, trained.model, own.model)]
+            evidence += engine_evidence(folder.engine(federation), trained.model, outcome, request)
             asked = asked_now(record, request_digest, own.model.digest, nonce)
             asking = evaluation.drawn(asked.probes(evaluation.exam, own.model))
             judgement = _judgement(asking, asked, own.model, trained.model, models)
@@ -114,6 +117,14 @@ def audit(
     reason = no_certificate(federation.model, CrossEntropy())
     certificate = reason or "A certificate is possible: see expunge.auditing.certificate."
     return Audit(results, methods, attack, scores, evaluation.exam.weights.numpy(), certificate)
+
+
+def _said(evaluation: Evaluation, federation: Federation, trained: Snapshot, model: Snapshot) -> Evidence:
+    """What can be said without retrained models, of one trigger at most."""
+    exam = evaluation.exam
+    before, after = (partial(predict, federation.architecture(own), own) for own in (trained, model))
+    trigger = exam.triggers[0] if len(exam.triggers) == 1 else None
+    return statement(before, after, exam.unseen, exam.forgotten, trigger).as_evidence()
 
 
 def _judgement(
