@@ -306,7 +306,7 @@ def test_one_seed_and_two_retrains_are_said_and_give_no_verdict(store):
     assert {row.seed for row in large.rows} == {10}
     assert (large.scenario["seeds"], large.scenario["retrains_per_seed"]) == ([10], 2)
     assert many.scenario["seeds"] == [10, 11]
-    assert {row.verdict for row in large.rows} == {"UNDECIDED"}
+    assert {row.verdict for row in large.rows if row.method != "retrain"} == {"UNDECIDED"}
     assert large.noise["kl_forget"]["low"] > 0  # of the one pair, in its two directions
     folder = store.root / "few"
     publish(results, folder)

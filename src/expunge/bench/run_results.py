@@ -22,7 +22,8 @@ def run_results(folder: RunFolder, name: str, federation: Federation) -> Results
     costs = [own.cost for own, _ in tried if own.method == "retrain"]
 
     def row(method: str, measured: Measured, *more: Any) -> Row:
-        verdict = evaluation.judgement(measured, before, references).verdict.value if references else None
+        judged = bool(references) and method != "retrain"  # the yardstick is not judged by itself
+        verdict = evaluation.judgement(measured, before, references).verdict.value if judged else None
         return dataclasses.replace(evaluation.row(method, measured, before, references, *more), verdict=verdict)
 
     rows = [row("trained", before)]
