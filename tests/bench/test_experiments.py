@@ -244,7 +244,12 @@ def test_the_large_models_take_one_seed_and_two_retrains_and_the_others_all_that
 def test_the_fresh_seeds_are_in_no_other_experiment_and_the_default_is_alone_there(scale):
     size, each = scale_of(scale), experiment("fresh")
     own = each.seeded(size, each.default_seeds(size))
-    others = {s for name, e in EXPERIMENTS.items() if name not in ("fresh", "verdict", "evidence") for s in e.default_seeds(size)}
+    others = {
+        s
+        for name, e in EXPERIMENTS.items()
+        if name not in ("fresh", "verdict", "evidence")
+        for s in e.default_seeds(size)
+    }
     assert {setting.scenario.seed for setting in own}.isdisjoint(others)
     assert all(setting.contenders == (Contender("retrace"),) for setting in own)
     assert {setting.retrains for setting in own} == {size.other_retrains}
