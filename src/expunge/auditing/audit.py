@@ -22,13 +22,13 @@ from expunge.auditing.given import (
     as_module,
     count_classes,
     read_samples,
+    require_different,
     weights_of,
 )
 from expunge.auditing.later import judged_later
 from expunge.auditing.model_audit import ModelAudit, Panel
 from expunge.auditing.statement import statement
 from expunge.core.losses import CrossEntropy, Loss, as_loss, objective
-from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
 from expunge.unlearning.registry import Outcome
 
@@ -110,7 +110,7 @@ def audit(
         name: as_module(model, before, name) for name, model in zip(names, (before, after, *retrained), strict=True)
     }
     weights = {name: weights_of(module, name) for name, module in models.items()}
-    _require_different(weights)
+    require_different(weights)
     exam = _exam(models, forgotten, unseen, retained, _triggers(trigger, target, triggered), triggered)
     asked = asked_now(record, samples_digest(exam.forgotten), weights["after"].digest, nonce)
     drawn = asked.probes(exam, weights["after"])
@@ -193,15 +193,6 @@ def _exam(
             raise DataError(f"triggered needs a truth value for each of the {len(sets['forgotten'][1])} samples.")
         marks = marks.long()
     return Exam(sets["forgotten"], sets["unseen"], sets.get("retained"), triggers, marks)
-
-
-def _require_different(weights: Mapping[str, Snapshot]) -> None:
-    """Doing nothing may be judged; but no reference is one of the others."""
-    seen: dict[str, str] = {}
-    for name, own in weights.items():
-        twin = seen.setdefault(own.digest, name)
-        if twin != name and name != "after":
-            raise RequestError(f"{name} and {twin} are the same model: a model is not compared with itself.")
 
 
 def _retained_evidence(models: Mapping[str, nn.Module], retained: Samples, loss: Loss) -> list[Evidence]:

@@ -60,6 +60,20 @@ def weights_of(module: nn.Module, name: str) -> Snapshot:
     return snapshot
 
 
+def require_different(weights: Mapping[str, Snapshot]) -> None:
+    """Doing nothing may be judged; but no other model is one of the rest.
+
+    Example:
+        >>> one = Snapshot(torch.zeros(1), {})
+        >>> require_different({"before": one, "after": one})
+    """
+    seen: dict[str, str] = {}
+    for name, own in weights.items():
+        twin = seen.setdefault(own.digest, name)
+        if twin != name and name != "after":
+            raise RequestError(f"{name} and {twin} are the same model: a model is not compared with itself.")
+
+
 def read_samples(source: Data, what: str, device: torch.device) -> Samples:
     """Inputs and labels as tensors on a device; what cannot be used is refused.
 

@@ -20,9 +20,18 @@ from expunge.auditing.checks import convex_check, leaver_check, trigger_check, u
 from expunge.auditing.convexity import no_certificate
 from expunge.auditing.evidence import Evidence, Leaning
 from expunge.auditing.exam import Answers, Samples, Trigger
-from expunge.auditing.given import TRIED, Data, Model, answers_of, as_module, count_classes, read_samples, weights_of
+from expunge.auditing.given import (
+    TRIED,
+    Data,
+    Model,
+    answers_of,
+    as_module,
+    count_classes,
+    read_samples,
+    require_different,
+    weights_of,
+)
 from expunge.core.losses import CrossEntropy
-from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
 
 LIMITS = "Only what was asked can be seen: no trigger that was moved or painted over, no data that looks like others'."
@@ -123,7 +132,7 @@ def evidence(
     names = ["before", "after", *(f"short[{number}]" for number in range(len(short)))]
     models = {name: as_module(own, before, name) for name, own in zip(names, (before, after, *short), strict=True)}
     weights = {name: weights_of(module, name) for name, module in models.items()}
-    _require_different(weights)
+    require_different(weights)
     device = next(before.parameters()).device
     sources = {"unseen": unseen, "forgotten": forgotten, "retained": retained}
     sets = {what: read_samples(own, what, device) for what, own in sources.items() if own is not None}
@@ -181,15 +190,6 @@ def worded(checks: Sequence[Evidence]) -> Statement:
 
 def _is_finite(model: Answers, asked: Sequence[Tensor]) -> bool:
     return all(bool(torch.isfinite(model(inputs)).all()) for inputs in asked)
-
-
-def _require_different(weights: Mapping[str, Snapshot]) -> None:
-    """Doing nothing may be judged; but no short model is one of the others."""
-    seen: dict[str, str] = {}
-    for name, own in weights.items():
-        twin = seen.setdefault(own.digest, name)
-        if twin != name and name != "after":
-            raise RequestError(f"{name} and {twin} are the same model: a model is not compared with itself.")
 
 
 def _backdoor(trigger: Callable[[Tensor], Tensor] | None, target: int | None, unseen: Tensor) -> Trigger | None:
