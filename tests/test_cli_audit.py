@@ -103,7 +103,8 @@ def test_without_retrained_models_there_is_evidence_and_no_verdict(run, expunge)
     assert own["number"] == "5 more retrained models might decide."
     assert "retrained models" in own["reason"]
     assert own["attacks"] == {}
-    assert len(own["evidence"]) == 4
+    assert len(own["evidence"]) == 5
+    assert own["evidence"][1]["what"].endswith("without retraining"), "the word that needs none"
     assert "UNDECIDED" in out
 
 
