@@ -1,11 +1,13 @@
 """Audits of one request are counted."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 
-from expunge.auditing.attempts import asked_now, samples_digest
+from expunge.auditing.attempts import asked_now, model_digest, samples_digest
 from expunge.errors import DataError
 
 
@@ -18,6 +20,25 @@ def test_models_of_one_request_are_counted(tmp_path):
     assert asked_now(record, "request", "model a", nonce="another").attempt == 3
     assert asked_now(record, "other request", "model a").attempt == 1
     assert asked_now(record, "request", "model a") == first
+
+
+def _asked(record, model):
+    return asked_now(record, "request", model).attempt
+
+
+def test_audits_at_the_same_time_are_all_counted(tmp_path):
+    record = tmp_path / "audits.json"
+    with ProcessPoolExecutor(4) as pool:
+        attempts = list(pool.map(partial(_asked, record), [f"model {number}" for number in range(24)]))
+    assert sorted(attempts) == list(range(1, 25))
+
+
+def test_the_same_weights_that_answer_otherwise_are_another_model():
+    answers = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    assert model_digest("weights", answers) == model_digest("weights", answers + 1e-7)
+    assert (
+        len({model_digest(*own) for own in (("weights", answers), ("weights", 2 * answers), ("other", answers))}) == 3
+    )
 
 
 def test_nonces_are_fresh_or_given(tmp_path):

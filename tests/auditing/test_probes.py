@@ -31,7 +31,7 @@ class TestDrawn:
     def test_samples_are_some_of_those_that_there_are(self, count, seed):
         chosen = drawn_samples(count, seed)
         assert len(set(chosen.tolist())) == len(chosen) >= count // 2
-        assert len(chosen) <= max(3 * count // 4, count // 2, 1) or count < 2
+        assert len(chosen) <= max(3 * count // 4, min(count, 50))
         assert torch.equal(chosen, drawn_samples(count, seed))
 
     def test_the_exam_asks_about_them(self):
@@ -55,7 +55,7 @@ class TestNearby:
             assert int(mask.sum()) == 9, "whole"
             assert (int(rows.max() - rows.min()), int(columns.max() - columns.min())) == (2, 2)
             places.add((int(rows.min()), int(columns.min())))
-        assert len(places) == len(moved) == 4 + 3 + 12 - 1 or len(places) == len(moved)
+        assert len(places) == len(moved)
         assert {(0, 0), (0, 5), (5, 0)} <= places, "the other corners"
         assert (5, 5) not in places
         assert any(max(abs(row - 5), abs(column - 5)) == 1 for row, column in places), "next to its own place"

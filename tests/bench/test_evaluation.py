@@ -217,7 +217,7 @@ def model_with(parameters, value, asr):
         outputs,
         None,
         (outputs[:, 0], outputs[:0, 0]),
-        torch.zeros(0, 2),
+        lambda: torch.zeros(0, 2),
         alone,
     )
 

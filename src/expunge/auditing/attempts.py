@@ -1,7 +1,8 @@
 """How often a request was audited: whoever may ask again until it fits passes by chance.
 
 The record is a JSON file. It counts different models of one request, and one model that is asked with another nonce.
-The same model with the same nonce gets the same questions, and is not counted again.
+The same model with the same nonce gets the same questions, and is not counted again. Weights that answer otherwise,
+since the code around them has changed, are another model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from expunge.auditing.model_audit import Asked
 from expunge.errors import DataError
+from expunge.federation.keeping.durable import DurableFolder
 from expunge.federation.keeping.files import read_json, write_whole
 
 RECORD = "audits.json"
@@ -38,30 +40,43 @@ def samples_digest(samples: tuple[Tensor, Tensor]) -> str:
     return found.hexdigest()
 
 
+def model_digest(weights: str, answers: Tensor) -> str:
+    """What names a model in the record: the digest of its weights, and of what it answers, to a hundredth.
+
+    Args:
+        weights: the digest of the weights.
+        answers: class scores for the forgotten samples.
+    """
+    chances = answers.detach().double().softmax(dim=1).mul(100).round().cpu().numpy()
+    return hashlib.sha256(weights.encode() + chances.tobytes()).hexdigest()
+
+
 def asked_now(record: str | Path | None, request: str, model: str, nonce: str | None = None) -> Asked:
     """How a model is asked: with the nonce that is given, the one that it was asked with before, or a new one.
 
     Args:
         record: the file of earlier audits, which is added to; None counts nothing.
         request: digest of what was to be forgotten.
-        model: digest of the model.
+        model: what names the model.
         nonce: the auditor's, or None.
 
     Raises:
         DataError: the file is no record of audits.
+        RequestError: another audit holds the record, or its folder cannot be written.
     """
     if record is None:
         return Asked(nonce or secrets.token_hex(8))
     path = Path(record)
-    known = _known(path)
-    own = known.setdefault(request, [])
-    for number, entry in enumerate(own, start=1):
-        if entry["model"] == model and nonce in (None, entry["nonce"]):
-            return Asked(entry["nonce"], number, counted=True)
-    chosen = nonce or secrets.token_hex(8)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    own.append({"model": model, "nonce": chosen, "date": now})
-    write_whole(path, json.dumps(known, indent=2) + "\n")
+    with DurableFolder(path.parent, path.name).alone(patience=10.0):  # two audits at once are two attempts
+        known = _known(path)
+        own = known.setdefault(request, [])
+        for number, entry in enumerate(own, start=1):
+            if entry["model"] == model and nonce in (None, entry["nonce"]):
+                return Asked(entry["nonce"], number, counted=True)
+        chosen = nonce or secrets.token_hex(8)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        own.append({"model": model, "nonce": chosen, "date": now})
+        write_whole(path, json.dumps(known, indent=2) + "\n")
     return Asked(chosen, len(own), counted=True)
 
 

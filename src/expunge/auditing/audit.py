@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from expunge.auditing.attempts import asked_now, samples_digest
+from expunge.auditing.attempts import asked_now, model_digest, samples_digest
 from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence, solver_evidence
 from expunge.auditing.exam import Exam, Measured, Samples, Trigger
 from expunge.auditing.given import (
@@ -112,7 +112,8 @@ def audit(
     weights = {name: weights_of(module, name) for name, module in models.items()}
     require_different(weights)
     exam = _exam(models, forgotten, unseen, retained, _triggers(trigger, target, triggered), triggered)
-    asked = asked_now(record, samples_digest(exam.forgotten), weights["after"].digest, nonce)
+    judged_model = model_digest(weights["after"].digest, answers_of(models["after"], exam.forgotten[0]))
+    asked = asked_now(record, samples_digest(exam.forgotten), judged_model, nonce)
     drawn = asked.probes(exam, weights["after"])
     first, second, *others = (
         drawn.measure(partial(answers_of, module), weights[name]) for name, module in models.items()

@@ -22,7 +22,7 @@ from expunge.auditing.functional import accuracy, mean_loss
 from expunge.auditing.margins import SPREADS, Finding
 from expunge.auditing.measures import STAND_INS, Compared, Measure, compared
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
-from expunge.auditing.probes import Nearby, drawn_samples, nearby_triggers
+from expunge.auditing.probes import LEAST_UNSEEN, Nearby, drawn_samples, nearby_triggers
 from expunge.auditing.signals import membership_scores
 from expunge.auditing.triggers import TriggerAsked, mean_hold
 from expunge.auditing.verdict import Judgement, Verdict, judge
@@ -39,8 +39,8 @@ Answers = Callable[[Tensor], Tensor]
 BESIDE = ("distance", "trigger_distance", "unseen_distance", "nearby_pull")
 """The measures of a model beside others, by name."""
 
-LEAST_FORGOTTEN, LEAST_UNSEEN = 20, 50
-"""Below so many samples one of them is worth 5 or 2 points: more than is to be told."""
+LEAST_FORGOTTEN = 20
+"""Below so many samples one of them is worth 5 points: more than is to be told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Measured:
         other_logits: for the non-members that a membership attack compares these with.
         retained_logits: for the retained samples, or None.
         margins: log-odds of the forgotten samples' own labels: of those without a trigger, and of those with one.
-        nearby_pulls: of moved and noisy triggers, towards every class; empty without a trigger.
+        ask_nearby: asks about moved and noisy triggers.
         alone: by the names of results; what outputs that are not finite cannot say is None.
     """
 
@@ -72,7 +72,7 @@ class Measured:
     other_logits: Tensor
     retained_logits: Tensor | None
     margins: tuple[Tensor, Tensor]
-    nearby_pulls: Tensor
+    ask_nearby: Callable[[], Tensor]
     alone: dict[str, Any]
 
     @property
@@ -80,6 +80,11 @@ class Measured:
         """Whether all outputs are numbers."""
         known = (self.forget_logits, self.other_logits, self.retained_logits)
         return all(bool(torch.isfinite(logits).all()) for logits in known if logits is not None)
+
+    @cached_property
+    def nearby_pulls(self) -> Tensor:
+        """Of moved and noisy triggers, towards every class; empty without a trigger. Asked only where it is needed."""
+        return self.ask_nearby()
 
     @property
     def logits(self) -> Tensor:
@@ -138,7 +143,11 @@ class Exam:
             "forget_accuracy": accuracy(forget_logits, forget_labels),
             **mean_hold(asked),
         }
-        pulls = [own.nearby_pulls for own in asked]
+        classes = test_logits.shape[1]
+
+        def nearby() -> Tensor:
+            return torch.cat([own.nearby_pulls for own in asked]) if asked else torch.zeros(0, classes)
+
         found = Measured(
             model,
             test_logits,
@@ -146,7 +155,7 @@ class Exam:
             torch.cat([test_logits, *(own.stamped for own in asked)]),
             answers(self.retained[0]) if self.retained is not None else None,
             self._parts(margins_of(forget_logits, forget_labels)),
-            torch.cat(pulls) if pulls else torch.zeros(0, test_logits.shape[1]),
+            nearby,
             alone,
         )
         return self._with_losses(found)

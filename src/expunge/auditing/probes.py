@@ -20,6 +20,9 @@ Stamp = Callable[[Tensor], Tensor]
 DRAWN, ENOUGH_DRAWN = 0.75, 500
 """Of the unseen samples so many are asked about, drawn; where half of them are as many as this, only half."""
 
+LEAST_UNSEEN = 50
+"""With fewer, one sample is worth more than 2 points: all are asked about where there are no more."""
+
 MOST_STAMPED = 256
 """So many images are stamped at each of the other places: a pull of interest is far larger than their noise."""
 
@@ -54,10 +57,10 @@ def drawn_samples(count: int, seed: int) -> Tensor:
     """Which of so many unseen samples are asked about, in order.
 
     Example:
-        >>> len(drawn_samples(2000, 0)), len(drawn_samples(400, 0))
-        (1000, 300)
+        >>> len(drawn_samples(2000, 0)), len(drawn_samples(400, 0)), len(drawn_samples(60, 0))
+        (1000, 300, 50)
     """
-    wanted = max(count // 2, min(int(DRAWN * count), ENOUGH_DRAWN))
+    wanted = max(count // 2, min(int(DRAWN * count), ENOUGH_DRAWN), min(count, LEAST_UNSEEN))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[:wanted].sort().values
 
