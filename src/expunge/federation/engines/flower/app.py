@@ -8,7 +8,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from expunge.federation.engines.flower.site import HELLO, TASK, MakeSite, answer_hello, answer_task
+from expunge.federation.engines.flower.mods import BYPASSED, bypassed_mods, changing, named, require_yes
+from expunge.federation.engines.flower.records import NAME
+from expunge.federation.engines.flower.site import HELLO, TASK, MakeSite, Site, answer_hello, answer_task
 
 _Decorator = Callable[[ClientAppCallable], ClientAppCallable]
 _Lifespan = Callable[[Context], Iterator[None]]
@@ -17,36 +19,49 @@ STAMP = "expunge"
 """The record in a training reply that names the site; strategies look at array and metric records only."""
 
 
-def unlearning_mod(site: MakeSite) -> Mod:
+def unlearning_mod(site: MakeSite, *, answers_bypass_mods: bool = False) -> Mod:
     """A mod for an app that is made of a client function: ``ClientApp(client_fn, mods=[unlearning_mod(site)])``.
 
     It answers expunge's queries itself, lets everything else through, and stamps training replies with the site's name.
 
     Args:
         site: makes the ``Site`` of a context; called for every message, so let what loads the data keep it.
+        answers_bypass_mods: yes, mods that come after this one (noise, clipping, masks) never see these answers.
     """
     answers = {f"{MessageType.QUERY}.{HELLO}": answer_hello, f"{MessageType.QUERY}.{TASK}": answer_task}
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type
+        bypassed = bypassed_mods(call_next)
+
+        def allowed(context: Context) -> Site:
+            require_yes(bypassed, answers_bypass_mods)
+            return site(context)
+
         if kind in answers:
-            return answers[kind](message, context, site)
+            reply = answers[kind](message, context, allowed)
+            reply.content.config_records[NAME][BYPASSED] = named(bypassed)
+            return reply
+        if kind.partition(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
+        require_yes(bypassed, answers_bypass_mods)  # who could not answer later need not train now
         reply = call_next(message, context)
-        if kind.partition(".")[0] == MessageType.TRAIN and reply.has_content():
+        if reply.has_content():
             own = site(context)
-            samples = len(own.data[0] if isinstance(own.data, tuple) else own.data)
-            reply.content[STAMP] = ConfigRecord({"site": own.name, "samples": samples})
+            reply.content[STAMP] = ConfigRecord({"site": own.name, "samples": own.samples})
         return reply
 
     return mod
 
 
-def unlearnable(app: ClientApp, site: MakeSite) -> ClientApp:
+def unlearnable(app: ClientApp, site: MakeSite, *, answers_bypass_mods: bool = False) -> ClientApp:
     """The same app, able to forget; handlers may be registered with it before or after.
 
     Args:
         app: any ClientApp, made of handlers or of a client function.
         site: makes the ``Site`` of a context; called for every message, so let what loads the data keep it.
+        answers_bypass_mods: yes, mods of the app (noise, clipping, masks) never see what the site answers expunge.
+            Where the app has such mods and this is not said, it is refused.
 
     Example:
         >>> import torch
@@ -56,15 +71,16 @@ def unlearnable(app: ClientApp, site: MakeSite) -> ClientApp:
         >>> isinstance(app, ClientApp)
         True
     """
-    return _Unlearnable(app, unlearning_mod(site))
+    require_yes(bypassed_mods(app), answers_bypass_mods)
+    return _Unlearnable(app, unlearning_mod(site, answers_bypass_mods=answers_bypass_mods), answers_bypass_mods)
 
 
 class _Unlearnable(ClientApp):
     """An app inside a mod. Flower lays mods around single handlers only, which would leave out those of later ones."""
 
-    def __init__(self, app: ClientApp, mod: Mod) -> None:
+    def __init__(self, app: ClientApp, mod: Mod, answers_bypass_mods: bool) -> None:
         super().__init__()
-        self._app, self._mod = app, mod
+        self._app, self._mod, self._yes = app, mod, answers_bypass_mods
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message."""
@@ -72,14 +88,17 @@ class _Unlearnable(ClientApp):
 
     def train(self, action: str = "default", *, mods: list[Mod] | None = None) -> _Decorator:
         """Register a handler with the app inside."""
+        require_yes(changing(mods or []), self._yes)
         return self._app.train(action, mods=mods)
 
     def evaluate(self, action: str = "default", *, mods: list[Mod] | None = None) -> _Decorator:
         """Register a handler with the app inside."""
+        require_yes(changing(mods or []), self._yes)
         return self._app.evaluate(action, mods=mods)
 
     def query(self, action: str = "default", *, mods: list[Mod] | None = None) -> _Decorator:
         """Register a handler with the app inside."""
+        require_yes(changing(mods or []), self._yes)
         return self._app.query(action, mods=mods)
 
     def lifespan(self) -> Callable[[_Lifespan], _Lifespan]:

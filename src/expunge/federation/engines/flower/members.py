@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from expunge.errors import ExpungeError, SiteError
 from expunge.federation.engines.flower.mail import Letter, Mail, listed
+from expunge.federation.engines.flower.mods import BYPASSED
 from expunge.federation.engines.flower.records import facts_of, to_records
 from expunge.federation.engines.flower.site import HELLO
 from expunge.federation.messages.wire import WIRE_VERSION
@@ -140,6 +141,8 @@ def _introduced(node: int, message: Message) -> tuple[str, Member]:
             f"Site {name!r} (node {node}) announces {_line(repr(samples))} samples and {_line(repr(parameters))} "
             "parameters, which must be whole numbers above 0: look at its Site(...)."
         )
+    if bypassed := facts.get(BYPASSED):
+        _log.warning("expunge: site %r answers around its mods (%s), as its app allows.", name, _line(str(bypassed)))
     return name, Member(node, samples, parameters, version)
 
 

@@ -50,6 +50,11 @@ class Site:
     l2: float = 0.0
     boost: float = 1.0
 
+    @property
+    def samples(self) -> int:
+        """How many it has."""
+        return len(self.data[0] if isinstance(self.data, tuple) else self.data)
+
     def client(self) -> Client:
         """The one who works on the data."""
         return Client(LocalData(self.data, self.name), self.model, as_loss(self.loss, self.l2), boost=self.boost)
