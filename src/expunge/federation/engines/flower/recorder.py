@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.server.strategy import Strategy as Legacy
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.flower.app import STAMP
+from expunge.federation.engines.flower.legacy import Modern, declined
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.training.plan import Schedule, TrainingPlan
+
+_log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +46,8 @@ class Recorder(Strategy):
     is refused at the first round in which this shows: the vectors would be wrong.
 
     Args:
-        strategy: ``FedAvg``, ``FedProx`` or your own; everything is passed on to it.
+        strategy: ``FedAvg``, ``FedProx`` or your own, of today's API or of the old one (``flwr.server.strategy``);
+            everything is passed on to it, and the rounds are those of its own ``start``.
         model: the model that is trained, with its initial weights; it is not changed.
         store: the folder; where a training is in it already, this one goes on from there.
         learning_rate: of the sites' SGD.
@@ -49,7 +57,7 @@ class Recorder(Strategy):
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: Strategy | Legacy,
         *,
         model: nn.Module,
         store: str | Path,
@@ -57,13 +65,14 @@ class Recorder(Strategy):
         batch_size: int,
         local_epochs: int,
     ) -> None:
-        self._strategy = strategy
+        self._strategy, self._name = _todays(strategy), type(strategy).__name__
+        self._configure, self._aggregate = self._strategy.configure_train, self._strategy.aggregate_train
         self._plan = TrainingPlan(1, local_epochs, batch_size, learning_rate)
         self._store = StateStore(store)
         self._model = copy.deepcopy(model).cpu()
         self._layout = Layout.of(self._model)
         self._memory = Memory()
-        self._sent = self._layout.flatten(dict(self._model.named_parameters()))
+        self._sent = self._now
         if self._store.exists:
             self._go_on()
 
@@ -72,18 +81,45 @@ class Recorder(Strategy):
         """What to start from: ``recorder.start(grid, recorder.arrays)``; the stored model, or else the given one."""
         return ArrayRecord(self._model.state_dict())
 
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, *arguments: Any, **named: Any) -> Result:
+        """As the strategy does: its own ``start`` runs, with whatever it does around the rounds."""
+        with self._listening():
+            result = self._strategy.start(grid, initial_arrays, *arguments, **named)
+        returned = getattr(result, "arrays", None)
+        if returned and not torch.equal(self._layout.flatten(self._named(returned)), self._now):
+            _log.warning(
+                "expunge: the model that %s.start returned is not that of the last recorded round; what will be "
+                "forgotten is forgotten from the recorded one, in %s.",
+                self._name,
+                self._store.folder,
+            )
+        return result
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """While this lasts, the strategy's own loop over rounds comes by here."""
+        own = self._strategy.__dict__
+        heard = {"configure_train": self.configure_train, "aggregate_train": self.aggregate_train}
+        before = {name: own[name] for name in heard if name in own}
+        own.update(heard)
+        try:
+            yield
+        finally:
+            for name in heard:
+                del own[name]
+            own.update(before)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the strategy does; remembers the model that is sent."""
         self._sent = self._layout.flatten(self._named(arrays))
-        now = self._layout.flatten(dict(self._model.named_parameters()))
-        if self._store.exists and not torch.equal(self._sent, now):
+        if self._store.exists and not torch.equal(self._sent, self._now):
             raise RequestError(
                 f"The round starts from another model than the one in {self._store.folder}: "
                 "start from recorder.arrays, or choose a new folder."
             )
-        return self._strategy.configure_train(server_round, arrays, config, grid)
+        return self._configure(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -91,7 +127,7 @@ class Recorder(Strategy):
         """As the strategy does; then the round is recorded, unless the strategy did not average."""
         replies = list(replies)
         sent = self._contributions(replies)  # before the strategy, which may empty the replies
-        arrays, metrics = self._strategy.aggregate_train(server_round, replies)
+        arrays, metrics = self._aggregate(server_round, replies)
         if arrays is not None:
             self._record(sent, self._named(arrays))
         return arrays, metrics
@@ -110,6 +146,19 @@ class Recorder(Strategy):
         """As the strategy does."""
         self._strategy.summary()
 
+    def initialize_parameters(self, client_manager: object) -> NoReturn:
+        """Asked for by Flower's old workflows, which cannot train with a Recorder; it says what can."""
+        del client_manager
+        raise RequestError(
+            "Flower's old workflows cannot train with a Recorder: call recorder.start(grid, recorder.arrays, "
+            "num_rounds=...) in the ServerApp's main function; under SecAgg+ no site's own update is seen, so train "
+            "without a Recorder there and forget by hf-kcu."
+        )
+
+    @property
+    def _now(self) -> Tensor:
+        return self._layout.flatten(dict(self._model.named_parameters()))
+
     def _go_on(self) -> None:
         state, pending = self._store.load(self._model), self._store.book.pending
         if pending is not None:
@@ -123,6 +172,11 @@ class Recorder(Strategy):
             )
         state.model.write_to(self._model)
         self._memory = state.memory or Memory()
+        _log.warning(
+            "expunge: the training goes on from the model in %s, after %d rounds; a new folder begins anew.",
+            self._store.folder,
+            self._memory.rounds,
+        )
 
     def _schedule(self, rounds: int, counts: Mapping[str, int]) -> Schedule:
         return dataclasses.replace(self._plan, rounds=rounds).schedule(counts)
@@ -132,6 +186,8 @@ class Recorder(Strategy):
         found: dict[str, _Contribution] = {}
         key = getattr(self._strategy, "weighted_by_key", "num-examples")
         for content in (reply.content for reply in replies if reply.has_content()):
+            if declined(content):
+                continue
             stamp = content.config_records.get(STAMP)
             if stamp is None:
                 raise RequestError("A training reply does not name its site: wrap the ClientApp with unlearnable().")
@@ -168,7 +224,7 @@ class Recorder(Strategy):
         rounding = (100 + len(sent)) * torch.finfo(aggregated.dtype).eps * float(aggregated.norm())
         if not float((self._sent + mean - aggregated).norm()) <= rounding:
             raise RequestError(
-                f"{type(self._strategy).__name__} does not take the plain weighted mean of the sites' models, and only "
+                f"{self._name} does not take the plain weighted mean of the sites' models, and only "
                 "then can their parts be told apart: use FedAvg, or train without a Recorder."
             )
 
@@ -184,6 +240,17 @@ class Recorder(Strategy):
         raise ModelError(
             f"The arrays are of another model: {len(tensors)} of them, where the model has {len(trained)}."
         )
+
+
+def _todays(strategy: object) -> Strategy:
+    """The strategy as one of today's API, or a sentence."""
+    if isinstance(strategy, Legacy):
+        return Modern(strategy)
+    if not isinstance(strategy, Strategy):
+        raise RequestError(
+            f"A Recorder wraps a strategy of flwr.serverapp.strategy or flwr.server.strategy, not {strategy!r}."
+        )
+    return strategy
 
 
 def _stamped(stamp: ConfigRecord) -> tuple[str, int]:
