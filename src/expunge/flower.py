@@ -159,19 +159,23 @@ class _Work:
             wait_for=() if self._choice.may_miss else needed,
             validation=validation,
             on_round=lambda done: _log.info("expunge: message round %d of forgetting is done", done),
+            trained_with=store.book.counts,
         )
         # Who was forgotten earlier may still be online, and who is new has no part in the model yet.
         self._engine = engine.without(set(engine.clients()) - set(remembered))
-        for name, count in self._engine.clients().items():
-            if count > (trained_with := store.book.counts.get(name, count)):
-                raise SiteError(
-                    f"Site {name!r} announces {count} samples where it trained with {trained_with}: "
-                    "let it use the data that it trained with; nothing was changed."
-                )
+        self._warnings = tuple(
+            f"Site {name!r} has {own.samples + own.newer} samples where it trained with {own.samples}: "
+            f"its first {own.samples} are used, so new ones must come last in its data."
+            for name, own in self._engine.members().items()
+            if own.newer
+        )
+        for warning in self._warnings:
+            _log.warning("expunge: %s", warning)
 
     def dry_run(self) -> DryRun:
         """What would be done."""
-        return self._choice.dry_run(self._engine, self._state, self._request)
+        planned = self._choice.dry_run(self._engine, self._state, self._request)
+        return dataclasses.replace(planned, warnings=(*planned.warnings, *self._warnings))
 
     def run(self) -> Outcome:
         """Run the method with every finished round on disk, and let the store go on without those who leave."""
@@ -185,6 +189,7 @@ class _Work:
             if not isinstance(problem, SiteError | RequestError) or len(journal) == 0:  # no use in going on
                 store.write(dataclasses.replace(store.book, pending=None))
             raise
+        outcome = dataclasses.replace(outcome, warnings=(*outcome.warnings, *self._warnings))
         _finish(store, self._request, self._parties.leaving, outcome, self._model)
         return outcome
 

@@ -405,13 +405,56 @@ def test_a_store_that_was_changed_since_it_was_read_is_not_written(store):
         other.write(other.book)
 
 
-def test_a_site_that_announces_more_samples_than_it_trained_with_is_refused_by_name(store):
-    before, more = files(store), len(DATA["hospital-3"][1]) + 1
+def grown(on, name, more=5, wrap=lambda *pair: pair):
+    """The site has got samples since it trained: copies of its first ones, at the end."""
+    inputs, labels = (torch.cat([part, part[:more]]) for part in DATA[name])
+    on.nodes[101 + HOSPITALS.index(name)] = Node(
+        unlearnable(ClientApp(), lambda _: Site(name, Net(), wrap(inputs, labels)))
+    )
+    return on
+
+
+@pytest.mark.parametrize("wrap", [lambda *pair: pair, lambda *pair: Pictures(*pair)], ids=["tensors", "dataset"])
+def test_a_site_that_has_got_samples_since_answers_with_those_it_trained_with(store, wrap):
+    expected, count = forgotten_here(store, ATTACKER, STAY), len(DATA["hospital-3"][1])
+    planned = forget(grown(grid(STAY), "hospital-3", wrap=wrap), ATTACKER, store=store, model=Net(), dry_run=True)
+    outcome = forget(grown(grid(STAY), "hospital-3", wrap=wrap), ATTACKER, store=store, model=Net())
+    state = StateStore(store).load(Net())
+    torch.testing.assert_close(state.model.parameters, expected.state.model.parameters, rtol=1e-5, atol=1e-6)
+    sentence = (
+        f"Site 'hospital-3' has {count + 5} samples where it trained with {count}: "
+        f"its first {count} are used, so new ones must come last in its data."
+    )
+    assert sentence in outcome.warnings
+    assert sentence in planned.warnings
+    assert sentence in StateStore(store).book.forgotten[-1]["warnings"]
+
+
+def test_samples_of_a_site_that_has_grown_are_those_it_trained_with(store):
+    """What is new has no part in the model: it cannot be forgotten, and is not asked about."""
+    count = len(DATA["hospital-1"][1])
+    with pytest.raises(RequestError, match=f"'hospital-1' has samples 0 to {count - 1} only"):
+        forget(grown(grid(), "hospital-1"), samples={"hospital-1": [count]}, store=store, model=Net(), tau=0.2)
+    twin = shutil.copytree(store, store.parent / "twin")
+    request = {"samples": {"hospital-1": [0, count - 1]}, "model": Net(), "tau": 0.2}
+    outcome = forget(grown(grid(), "hospital-1"), store=store, **request)
+    unchanged = forget(grid(), store=twin, **request)
+    torch.testing.assert_close(outcome.state.model.parameters, unchanged.state.model.parameters, rtol=1e-5, atol=1e-6)
+
+
+def test_a_site_that_announces_more_samples_than_it_has_is_refused_by_name(store):
+    more = len(DATA["hospital-3"][1]) + 1
     on = spoiled_hello(grid(STAY), samples=more)
-    with pytest.raises(SiteError, match=f"'hospital-3' announces {more} samples where it trained with {more - 1}"):
+
+    def handle(message: Message, answer=on.handle) -> list[Message]:
+        """It does not do what it is asked for: it answers with all that it has."""
+        for record in message.content.config_records.values():
+            record.pop("first-samples", None)
+        return answer(message)
+
+    on.handle = handle
+    with pytest.raises(SiteError, match=f"'hospital-3': its reply is for the first-samples None where {more - 1} was"):
         forget(on, ATTACKER, store=store, model=Net(), deadline=5.0)
-    assert on.tasks_sent() == []
-    assert files(store) == before
 
 
 def test_fewer_samples_than_in_training_will_do(store):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, Subset
 
 from expunge.errors import DataError, RequestError
 
@@ -62,6 +63,19 @@ class LocalData:
         targets = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
         self._require_finite(inputs, targets)
         return inputs, targets
+
+    def first(self, count: int) -> LocalData:
+        """Its first samples alone.
+
+        Example:
+            >>> len(LocalData((torch.zeros(3, 2), torch.tensor([0, 1, 1])), "ada").first(2))
+            2
+        """
+        if not 0 < count <= len(self):
+            raise DataError(f"Client {self.name!r} has {len(self)} samples where its first {count} are asked for.")
+        if self._tensors:
+            return LocalData((self._tensors[0][:count], self._tensors[1][:count]), self.name)
+        return LocalData(Subset(cast(Dataset[Any], self._source), range(count)), self.name)
 
     def available(self, exclude: Sequence[int] = ()) -> Tensor:
         """Indices of all samples but the excluded ones, where the samples are: no transfer for every batch."""

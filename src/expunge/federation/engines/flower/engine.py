@@ -21,7 +21,7 @@ from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.flower.mail import Letter, Mail, listed
 from expunge.federation.engines.flower.members import Activation, Member, greet, greeted, judge, note_stranger, told
 from expunge.federation.engines.flower.records import facts_of, packed_of, to_records
-from expunge.federation.engines.flower.site import TASK
+from expunge.federation.engines.flower.site import FIRST, TASK
 from expunge.federation.messages.tasks import Reply, Task
 from expunge.federation.messages.wire import WIRE_VERSION, pack, unpack
 
@@ -36,6 +36,7 @@ class FlowerEngine:
         poll: most seconds between two looks for replies.
         validation: the server's own data, where it has some.
         on_round: called after each message round with the number of rounds so far.
+        trained_with: how many samples sites trained with; one that has got more since is asked for its first ones only.
 
     Greeting the sites is not counted among the rounds.
     """
@@ -51,6 +52,7 @@ class FlowerEngine:
         poll: float = 2.0,
         validation: Client | None = None,
         on_round: Callable[[int], None] | None = None,
+        trained_with: Mapping[str, int] | None = None,
     ) -> None:
         if not (deadline > 0 and poll > 0):
             raise RequestError("The deadline and the time between two looks must be above 0 seconds.")
@@ -58,14 +60,14 @@ class FlowerEngine:
         self.validation = validation
         self.on_round = on_round
         self._grid, self._deadline, self._poll = grid, deadline, poll
-        self._wait_for = tuple(wait_for)
+        self._wait_for, self._trained_with = tuple(wait_for), dict(trained_with or {})
         self._members: dict[str, Member] = {}
         self._known: dict[str, tuple[str, str]] = {}  # the model that a site has, and the activation since which
 
     def members(self) -> dict[str, Member]:
         """The sites that are online, greeted the first time that this is asked."""
         if not self._members:
-            self._members = greeted(self._grid, self._deadline, self._poll, self._wait_for)
+            self._members = self._greeted(self._wait_for)
         return dict(self._members)
 
     def clients(self) -> dict[str, int]:
@@ -94,11 +96,17 @@ class FlowerEngine:
             self.on_round(self.cost.rounds)
         return {name: replies[name] for name in tasks}
 
+    def _greeted(self, wanted: tuple[str, ...]) -> dict[str, Member]:
+        found = greeted(self._grid, self._deadline, self._poll, wanted)
+        return {
+            name: member.trained_with(self._trained_with.get(name, member.samples)) for name, member in found.items()
+        }
+
     def _require_members(self, tasks: Mapping[str, Task]) -> None:
         """Each site must be known, if need be waited for, and have a model of this size."""
         missing = [name for name in tasks if name not in self._members]
         if missing:
-            found = greeted(self._grid, self._deadline, self._poll, (*self._wait_for, *missing))
+            found = self._greeted((*self._wait_for, *missing))
             self._members.update({name: found[name] for name in (missing if self._members else found)})
         for name, task in tasks.items():
             own, sent = self._members[name].parameters, task.model.parameters.numel()
@@ -140,7 +148,13 @@ class FlowerEngine:
         node = self._members[name].node
         named = self._known.get(name) == (task.model.digest, online[node])
         packed = pack(task, known=task.model.digest if named else None)
-        mail.send(Letter(name, node, online[node], whole=not named), to_records(packed, wire=WIRE_VERSION), TASK)
+        records = to_records(packed, wire=WIRE_VERSION, **self._first(name))
+        mail.send(Letter(name, node, online[node], whole=not named), records, TASK)
+
+    def _first(self, name: str) -> dict[str, int]:
+        """What a site is told that has more samples than it trained with."""
+        member = self._members[name]
+        return {FIRST: member.samples} if member.newer else {}
 
     def _reply(self, name: str, letter: Letter, message: Message, task: Task, died: Counter[str]) -> Reply | None:
         """The reply to a task, or None where the task must be sent again; what a site tells is a SiteError."""
@@ -158,6 +172,7 @@ class FlowerEngine:
                 ("site", name),
                 ("model", task.model.digest),
                 ("task", pack(task, known=task.model.digest).digest),
+                *self._first(name).items(),
             ):
                 if facts.get(part) != asked:
                     raise SiteError(f"its reply is for the {part} {facts.get(part)!r} where {asked!r} was asked.")

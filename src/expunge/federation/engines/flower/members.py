@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import Error, Message
@@ -44,12 +44,20 @@ Activation = tuple[int, str]
 
 @dataclass(frozen=True)
 class Member:
-    """A site as it introduced itself: where it is, its samples, its model's parameters, its version of expunge."""
+    """A site as it introduced itself: where it is, its samples, its model's parameters, its version of expunge.
+
+    Of samples that it got since it trained, ``newer`` says how many; they are not used, nor counted among its samples.
+    """
 
     node: int
     samples: int
     parameters: int
     version: str
+    newer: int = 0
+
+    def trained_with(self, count: int) -> Member:
+        """The same, with no more samples than these."""
+        return replace(self, samples=min(count, self.samples), newer=max(0, self.samples - count))
 
 
 def greeted(grid: Grid, deadline: float, poll: float, wanted: tuple[str, ...]) -> dict[str, Member]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from expunge.version import __version__
 HELLO = "expunge_hello"
 TASK = "expunge_task"
 """Names of the two queries; ``unlearnable`` answers them."""
+
+FIRST = "first-samples"
+"""Beside a task: how many of its samples a site is to use that has got more since it trained."""
 
 KEPT_MODEL = "expunge-model"
 """Where in ``context.state`` the model of the last task is."""
@@ -55,9 +59,11 @@ class Site:
         """How many it has."""
         return len(self.data[0] if isinstance(self.data, tuple) else self.data)
 
-    def client(self) -> Client:
-        """The one who works on the data."""
-        return Client(LocalData(self.data, self.name), self.model, as_loss(self.loss, self.l2), boost=self.boost)
+    def client(self, first: int | None = None) -> Client:
+        """The one who works on the data, or on its first samples."""
+        data = LocalData(self.data, self.name)
+        own = data if first is None else data.first(first)
+        return Client(own, self.model, as_loss(self.loss, self.l2), boost=self.boost)
 
 
 MakeSite = Callable[[Context], Site]
@@ -105,8 +111,12 @@ def _done(content: RecordDict, context: Context, here: Site) -> RecordDict:
         raise DataError(f"A site does tasks; {type(task).__name__} is a reply.")
     if packed.model:
         context.state[KEPT_MODEL] = to_arrays(packed.model)
-    reply = here.client().perform(task)
-    return to_records(pack(reply), status="done", site=here.name, model=task.model.digest, task=packed.digest)
+    first = facts_of(content).get(FIRST)
+    if type(first) not in (int, NoneType):
+        raise DataError(f"A message cannot be read: {FIRST} is not a whole number.")
+    reply = here.client(first).perform(task)
+    used = {} if first is None else {FIRST: first}
+    return to_records(pack(reply), status="done", site=here.name, model=task.model.digest, task=packed.digest, **used)
 
 
 def _failed(problem: ExpungeError) -> RecordDict:
