@@ -1,0 +1,336 @@
+"""How a federation trains, as recursions: what a client's optimiser and the server's rule make of a displaced model.
+
+Those who stay do not train blindly: from a model that is displaced along a direction of curvature e they send another
+update. On a quadratic every optimiser is a recursion in numbers, so each rule here runs its own steps on curvature e:
+
+    client   ``left(curvature, rate, steps)``     what one round of local training leaves of a displacement of 1
+    server   ``apply(moved, momentum, change)``   what the server makes of a change in the mean update
+
+Adam is linear once its second moments are held as they were: one number for each parameter tensor and round, which the
+client sends with its update (`second_moments`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from expunge.errors import RequestError
+
+
+class ClientRule(Protocol):
+    """A client's optimiser, begun anew in every round; your own needs a name, whether it is adaptive, and ``left``."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether a step is divided by the root of second moments, which then have to be recorded."""
+
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
+        """What so many steps leave of a displacement of 1 along directions of this curvature."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent as torch has it, with FedProx's pull back to the round's beginning.
+
+    Attributes:
+        momentum: of the heavy ball.
+        dampening: of the gradient that enters the momentum.
+        nesterov: look ahead by one step of momentum.
+        weight_decay: the optimiser's; what is in the loss is not here.
+        proximal_mu: FedProx's factor of half the squared distance to the model that the round began with.
+
+    Example:
+        >>> SGD().left(torch.tensor([0.0, 1.0], dtype=torch.float64), rate=0.1, steps=2)
+        tensor([1.0000, 0.8100], dtype=torch.float64)
+    """
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+
+    adaptive = False
+
+    def __post_init__(self) -> None:
+        _require_between(self, 0.0, 1.0, "momentum", "dampening")
+        _require_at_least_zero(self, "weight_decay", "proximal_mu")
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise RequestError("Nesterov needs a momentum above 0 and no dampening, as in torch.")
+
+    @property
+    def name(self) -> str:
+        """For a reader."""
+        return "SGD with momentum" if self.momentum else "SGD"
+
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
+        """What so many steps leave of a displacement of 1."""
+        rigid = curvature + self.weight_decay
+        if not self.momentum and not self.proximal_mu:
+            kept = _run(lambda x, _, __: (x - rate * rigid * x, x), curvature, steps)
+            return torch.where(rate * rigid > 2, 0.0, kept)
+
+        def step(x: Tensor, velocity: Tensor, number: int) -> tuple[Tensor, Tensor]:
+            gradient = rigid * x + self.proximal_mu * (x - 1)
+            fresh = 1.0 if number == 1 else 1.0 - self.dampening  # torch's first momentum is the gradient itself
+            velocity = self.momentum * velocity + fresh * gradient
+            return x - rate * (gradient + self.momentum * velocity if self.nesterov else velocity), velocity
+
+        return _stable(_run(step, curvature, steps))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam and AdamW as torch has them, second moments held as they were.
+
+    Attributes:
+        betas: of the first and the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: added to the gradient, or beside the step where it is decoupled.
+        decoupled: AdamW.
+        proximal_mu: FedProx's factor.
+
+    Example:
+        >>> Adam().left(torch.tensor([0.0, 1.0], dtype=torch.float64), rate=0.1, steps=1, moment=0.5)
+        tensor([1.0000, 0.8000], dtype=torch.float64)
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    proximal_mu: float = 0.0
+
+    adaptive = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise RequestError(f"Adam's betas are two numbers from 0 to below 1, not {self.betas}.")
+        _require_at_least_zero(self, "weight_decay", "proximal_mu", "eps")
+
+    @property
+    def name(self) -> str:
+        """For a reader."""
+        return "AdamW" if self.decoupled else "Adam"
+
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
+        """What so many steps leave of a displacement of 1, where ``moment`` is the root mean square of a gradient."""
+        if not moment + self.eps > 0:
+            raise RequestError(f"{self.name} was recorded without second moments: record them with every update.")
+        first, length = self.betas[0], rate / (moment + self.eps)
+        inside, beside = (0.0, self.weight_decay) if self.decoupled else (self.weight_decay, 0.0)
+
+        def step(x: Tensor, mean: Tensor, number: int) -> tuple[Tensor, Tensor]:
+            gradient = (curvature + inside) * x + self.proximal_mu * (x - 1)
+            mean = first * mean + (1 - first) * gradient
+            return x * (1 - rate * beside) - length / (1 - first**number) * mean, mean
+
+        return _stable(_run(step, curvature, steps))
+
+
+def AdamW(  # noqa: N802 - torch's name
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01, proximal_mu: float = 0.0
+) -> Adam:
+    """Adam with decoupled weight decay, torch's default of it.
+
+    Example:
+        >>> AdamW().name, AdamW().weight_decay
+        ('AdamW', 0.01)
+    """
+    return Adam(betas, eps, weight_decay, decoupled=True, proximal_mu=proximal_mu)
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """The server adds the mean update, times its rate: 1 in plain FedAvg."""
+
+    learning_rate: float = 1.0
+
+    linear = True
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "learning_rate")
+
+    @property
+    def name(self) -> str:
+        """For a reader."""
+        return "FedAvg"
+
+    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The displacement and the momentum after round ``number`` (from 1) whose mean update changed so."""
+        return moved + self.learning_rate * change, momentum
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    """Momentum on the server, as Flower has it: ``M <- beta M + mean update``, then a step of rate x M."""
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+
+    linear = True
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "learning_rate")
+        _require_between(self, 0.0, 1.0, "momentum")
+
+    @property
+    def name(self) -> str:
+        """For a reader."""
+        return "FedAvgM"
+
+    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The displacement and the momentum after round ``number`` (from 1) whose mean update changed so."""
+        momentum = self.momentum * momentum + change
+        return moved + self.learning_rate * momentum, momentum
+
+
+@dataclass(frozen=True)
+class AdaptiveServer:
+    """FedAdam, FedYogi or FedAdagrad: known by name, so that they can be refused by name.
+
+    Their rate differs from coordinate to coordinate and holds the leaver's updates in its second moments.
+    """
+
+    name: str
+
+    linear = False
+
+    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Refused."""
+        raise RequestError(refusal(self))
+
+
+ServerRule = FedAvg | FedAvgM | AdaptiveServer
+
+FedAdam, FedYogi, FedAdagrad = (AdaptiveServer(name) for name in ("FedAdam", "FedYogi", "FedAdagrad"))
+
+
+def refusal(server: ServerRule) -> str:
+    """Why a client cannot be taken back out of what this server rule has trained, and what can be done."""
+    return (
+        f"{server.name} divides by moments that hold the leaver's updates, and a pull cannot be followed through them: "
+        "choose method='hf-kcu', which looks at the end only, or retrain; FedAvg and FedAvgM can be followed."
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a federation trains: the rule on the clients and the rule on the server.
+
+    Example:
+        >>> str(Recipe(AdamW(), FedAvgM(momentum=0.5)))
+        'AdamW on the clients, FedAvgM on the server'
+    """
+
+    client: ClientRule = field(default_factory=SGD)
+    server: ServerRule = field(default_factory=FedAvg)
+
+    def __str__(self) -> str:
+        return f"{self.client.name} on the clients, {self.server.name} on the server"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; a rule of your own is only named."""
+        return {"client": _written(self.client), "server": _written(self.server)}
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> Recipe:
+        """Read it back; a rule of your own has to be given again.
+
+        Example:
+            >>> Recipe.from_dict(Recipe(Adam(), FedAvgM()).as_dict()) == Recipe(Adam(), FedAvgM())
+            True
+        """
+        kinds: dict[str, Callable[..., Any]] = {
+            rule.__name__: rule for rule in (SGD, Adam, FedAvg, FedAvgM, AdaptiveServer)
+        }
+        parts = {}
+        for role in ("client", "server"):
+            kind, values = written[role]["rule"], {k: v for k, v in written[role].items() if k != "rule"}
+            if kind not in kinds:
+                raise RequestError(f"The training's {role} rule was {kind}, which is not one of ours: give it again.")
+            parts[role] = kinds[kind](**values)
+        return cls(**parts)
+
+
+def second_moments(optimiser: torch.optim.Optimizer) -> list[float]:
+    """The root mean square gradient of each parameter as Adam has it at a round's end: what a client sends beside it.
+
+    Args:
+        optimiser: ``torch.optim.Adam`` or ``AdamW`` after the round's last step.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimiser = torch.optim.Adam([weight], lr=0.1)
+        >>> (3 * weight).sum().backward()
+        >>> optimiser.step()
+        >>> [round(moment, 4) for moment in second_moments(optimiser)]
+        [3.0]
+    """
+    found = []
+    for group in optimiser.param_groups:
+        for parameter in group["params"]:
+            if not parameter.requires_grad:
+                continue
+            state = optimiser.state.get(parameter, {})
+            if "exp_avg_sq" not in state:
+                if state or parameter.grad is not None:
+                    raise RequestError(
+                        f"{type(optimiser).__name__} keeps no second moments that can be read: describe its recursion."
+                    )
+                found.append(0.0)  # never touched
+                continue
+            bias = 1 - group["betas"][1] ** float(state["step"])
+            found.append(math.sqrt(float(state["exp_avg_sq"].double().mean()) / bias))
+    return found
+
+
+def _run(step: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]], curvature: Tensor, steps: float) -> Tensor:
+    """So many steps from a displacement of 1; part of a step is that part of the way to the next."""
+    x, second = torch.ones_like(curvature), torch.zeros_like(curvature)
+    for number in range(1, math.floor(steps) + 1):
+        x, second = step(x, second, number)
+    part = steps - math.floor(steps)
+    if part:
+        x = (1 - part) * x + part * step(x, second, math.floor(steps) + 1)[0]
+    return x
+
+
+def _stable(kept: Tensor) -> Tensor:
+    """Where steps would blow up, the curvature is not the training's: those who stay correct at once."""
+    return torch.where((kept.abs() <= 1.5) & torch.isfinite(kept), kept, 0.0)
+
+
+def _written(rule: Any) -> dict[str, Any]:
+    known = isinstance(rule, SGD | Adam | FedAvg | FedAvgM | AdaptiveServer)
+    return {"rule": type(rule).__name__, **(asdict(rule) if known else {})}
+
+
+def _require_positive(rule: Any, *names: str) -> None:
+    for name in names:
+        if not 0 < getattr(rule, name) < math.inf:
+            raise RequestError(f"The {name} of {type(rule).__name__} must be above 0, not {getattr(rule, name)}.")
+
+
+def _require_at_least_zero(rule: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(rule, name) < math.inf:
+            raise RequestError(f"The {name} of {type(rule).__name__} must be at least 0, not {getattr(rule, name)}.")
+
+
+def _require_between(rule: Any, low: float, high: float, *names: str) -> None:
+    for name in names:
+        if not low <= getattr(rule, name) < high:
+            value = getattr(rule, name)
+            raise RequestError(f"The {name} of {type(rule).__name__} lies from {low:g} to below {high:g}, not {value}.")
