@@ -82,7 +82,7 @@ class TestEndToEnd:
 
     @pytest.mark.slow
     def test_forget_show_erase_and_forget_another(self, run, expunge):
-        vector = Memory.load(run / "state-1" / "memory.safetensors")._vectors["client-0"].numpy().tobytes()
+        vector = Memory.load(run / "state-1" / "memory.safetensors").vectors["client-0"].numpy().tobytes()
         trained = tree(run / "state-1")
         code, out, err = expunge("forget", run, "--client", "client-0")
         assert (code, out) == (0, "")
@@ -115,7 +115,7 @@ class TestEndToEnd:
         assert {"results.json", "report.html"} <= evidence  # numbers and plots stay, weights and vectors do not
         assert {path.parent for path in run.rglob("*.safetensors")} == {run / "state-2"}
         assert not [file for file in run.rglob("*") if file.is_file() and vector in file.read_bytes()]
-        memory = Memory.load(run / "state-2" / "memory.safetensors")._vectors
+        memory = Memory.load(run / "state-2" / "memory.safetensors").vectors
         assert set(memory) == {"client-1", "client-2"}
         torch.testing.assert_close(memory["client-1"], -memory["client-2"], atol=1e-5, rtol=1e-3)
 

@@ -60,7 +60,7 @@ class Erasure:
         self.outcome = method(METHOD)(self.federation.engine(), state, Request.of(LEAVER))
         self.before, self.after = state.model.digest, self.outcome.state.model.digest
         memories = [Memory.load(file) for file in self.pristine.rglob("memory.safetensors")]
-        vectors = [memory._vectors[LEAVER] for memory in memories if LEAVER in memory.clients]
+        vectors = [memory.vectors[LEAVER] for memory in memories if LEAVER in memory.clients]
         assert len(vectors) == 2
         self.traces = [tensor.numpy().tobytes() for tensor in (*vectors, state.model.parameters)]
 

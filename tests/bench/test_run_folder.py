@@ -207,7 +207,7 @@ class TestLost:
 
 class TestErasing:
     def test_nothing_of_the_departed_is_left_and_the_run_goes_on(self, run, federation, state):
-        gone = state.memory._vectors["client-1"].numpy().tobytes()
+        gone = state.memory.vectors["client-1"].numpy().tobytes()
         for name in ("hf-kcu", "retrace-krylov"):
             outcome = method(name)(federation.engine(), state, LEAVING)
             run.save(LEAVING, outcome, federation)

@@ -59,7 +59,7 @@ def found(folder: Path) -> str:
     assert loaded.model.digest == AFTER.model.digest
     assert loaded.memory.clients == ("bob", "cyd")
     assert BEFORE.memory is not None
-    gone = BEFORE.memory._vectors["ada"].numpy().tobytes()
+    gone = BEFORE.memory.vectors["ada"].numpy().tobytes()
     assert not [file for file in folder.rglob("*") if file.is_file() and gone in file.read_bytes()]
     return "after"
 

@@ -96,14 +96,14 @@ class TestWhatIsKept:
         memory = Memory()
         for updates in rounds:
             memory.record(updates, {name: weights[name] for name in updates})
-            total = torch.stack(list(memory._vectors.values())).sum(dim=0)
+            total = torch.stack(list(memory.vectors.values())).sum(dim=0)
             torch.testing.assert_close(total, torch.zeros(SIZE, dtype=torch.float64), atol=1e-12, rtol=0)
 
     def test_a_missed_round_changes_nothing_of_the_absent(self):
         memory = recorded(updates_of("abc", 2, seed=0), {"a": 1, "b": 2, "c": 3})
-        before = memory._vectors["a"].clone()
+        before = memory.vectors["a"].clone()
         memory.record(updates_of("bc", 1, seed=1)[0], {"b": 2, "c": 3})
-        assert torch.equal(memory._vectors["a"], before)
+        assert torch.equal(memory.vectors["a"], before)
         assert memory.mass(["a"]) == pytest.approx(1 / 6)
 
     @settings(deadline=None)
@@ -143,7 +143,7 @@ class TestWithout:
         assert left.clients == rebuilt.clients
         assert left.rounds == rebuilt.rounds
         for name in rebuilt.clients:
-            torch.testing.assert_close(left._vectors[name], rebuilt._vectors[name], rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(left.vectors[name], rebuilt.vectors[name], rtol=1e-7, atol=1e-9)
             assert left.mass([name]) == pytest.approx(rebuilt.mass([name]))
 
     @given(federations(least=5))
@@ -158,7 +158,7 @@ class TestWithout:
                 one_by_one = one_by_one.without([name])
             assert one_by_one.clients == together.clients
             for name in together.clients:
-                torch.testing.assert_close(one_by_one._vectors[name], together._vectors[name], rtol=1e-7, atol=1e-9)
+                torch.testing.assert_close(one_by_one.vectors[name], together.vectors[name], rtol=1e-7, atol=1e-9)
 
     @settings(deadline=None)
     @given(federations(least=3))
@@ -177,10 +177,10 @@ class TestWithout:
         gone = data.draw(st.sampled_from(memory.clients))
         left = memory.without([gone])
         assert gone not in left.clients
-        assert all(torch.isfinite(kept).all() for kept in left._vectors.values())
+        assert all(torch.isfinite(kept).all() for kept in left.vectors.values())
         for name in left.clients:
             if not any(gone in updates and name in updates for updates in rounds):
-                assert torch.equal(left._vectors[name], memory._vectors[name])
+                assert torch.equal(left.vectors[name], memory.vectors[name])
 
     def test_a_client_that_was_always_alone_can_leave(self):
         """Its weight is 1 in each of its rounds: the others have nothing to correct."""
@@ -190,16 +190,16 @@ class TestWithout:
         left = memory.without(["a"])
         assert left.clients == ("b", "c")
         assert left.rounds == 1
-        assert torch.equal(left._vectors["b"], memory._vectors["b"])
+        assert torch.equal(left.vectors["b"], memory.vectors["b"])
 
     def test_the_memory_itself_is_left_alone(self):
         memory = recorded(updates_of("abc", 2, seed=0), {"a": 1, "b": 2, "c": 3})
-        before = {name: kept.clone() for name, kept in memory._vectors.items()}
+        before = {name: kept.clone() for name, kept in memory.vectors.items()}
         memory.without(["a"]).record(updates_of("bc", 1, seed=1)[0], {"b": 1, "c": 1})
         memory.copy().record(updates_of("abc", 1, seed=1)[0], {"a": 1, "b": 1, "c": 1})
         assert memory.clients == ("a", "b", "c")
         assert memory.rounds == 2
-        assert all(torch.equal(memory._vectors[name], kept) for name, kept in before.items())
+        assert all(torch.equal(memory.vectors[name], kept) for name, kept in before.items())
 
 
 class TestRefusals:
@@ -223,11 +223,11 @@ class TestRefusals:
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_an_update_that_is_not_finite(self, value):
         memory = recorded(updates_of("ab", 1, seed=0), {"a": 1, "b": 1})
-        before = memory._vectors["a"].clone()
+        before = memory.vectors["a"].clone()
         with pytest.raises(DataError, match="client 'b'"):
             memory.record({"a": torch.ones(SIZE).double(), "b": torch.full((SIZE,), value).double()}, {"a": 1, "b": 1})
         assert memory.rounds == 1
-        assert torch.equal(memory._vectors["a"], before)
+        assert torch.equal(memory.vectors["a"], before)
 
     @pytest.mark.parametrize(
         "weights",
@@ -320,7 +320,7 @@ class TestFile:
         memory.save(tmp_path / "before")
         memory.without(["ada-lovelace"]).save(tmp_path / "after")
         before, after = (tmp_path / "before").read_bytes(), (tmp_path / "after").read_bytes()
-        gone = memory._vectors["ada-lovelace"]
+        gone = memory.vectors["ada-lovelace"]
         for trace in (b"lovelace", gone.numpy().tobytes(), gone[:1].numpy().tobytes()):
             assert trace in before
             assert trace not in after
@@ -330,7 +330,7 @@ class TestFile:
         left = Memory.load(tmp_path / "after")
         total = torch.stack([vector(left, name) for name in left.clients]).sum(dim=0)
         torch.testing.assert_close(total, torch.zeros(SIZE, dtype=torch.float64), atol=1e-12, rtol=0)
-        assert json.dumps(left._rounds).count("lovelace") == 0
+        assert json.dumps(left.shares).count("lovelace") == 0
 
 
 def test_under_partial_participation_the_correction_is_near_the_exact_one():
@@ -347,7 +347,7 @@ def test_under_partial_participation_the_correction_is_near_the_exact_one():
         rest = [name for name in chosen if name != "client-0"]
         exact.record({name: updates[name] for name in rest}, {name: weights[name] for name in rest})
     after = kept.without(["client-0"])
-    corrected = [float((after._vectors[n] - exact._vectors[n]).norm() / exact._vectors[n].norm()) for n in names[1:]]
-    untouched = [float((kept._vectors[n] - exact._vectors[n]).norm() / exact._vectors[n].norm()) for n in names[1:]]
+    corrected = [float((after.vectors[n] - exact.vectors[n]).norm() / exact.vectors[n].norm()) for n in names[1:]]
+    untouched = [float((kept.vectors[n] - exact.vectors[n]).norm() / exact.vectors[n].norm()) for n in names[1:]]
     assert max(corrected) < 0.15
     assert sum(corrected) < 0.5 * sum(untouched)

@@ -81,8 +81,8 @@ class TestVersions:
     @staticmethod
     def first_version(folder, **changes):
         store, state = StateStore(folder), folder / "state-1"
-        rounds = json.dumps(BEFORE.memory._rounds)
-        vectors = {name: vector.clone() for name, vector in BEFORE.memory._vectors.items()}
+        rounds = json.dumps(BEFORE.memory.shares)
+        vectors = {name: vector.clone() for name, vector in BEFORE.memory.vectors.items()}
         save_file(vectors, state / "memory.safetensors", metadata={"rounds": rounds})
         parts = {
             "weight": BEFORE.model.parameters[:120].view(3, 40).clone(),

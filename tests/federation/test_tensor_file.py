@@ -51,8 +51,8 @@ def trained():
 
 
 def of_memory(memory):
-    vectors = {name: (vector.dtype, vector.tolist()) for name, vector in memory._vectors.items()}
-    return list(vectors.items()), memory._rounds
+    vectors = {name: (vector.dtype, vector.tolist()) for name, vector in memory.vectors.items()}
+    return list(vectors.items()), memory.shares
 
 
 def of_history(history):
@@ -243,9 +243,9 @@ def test_another_version_or_kind_is_refused_in_a_sentence(make, version, tmp_pat
 def test_a_memory_of_the_first_version_is_read(tmp_path):
     """Vectors of a training cannot be made again: a file from before there were digests is still worth something."""
     memory = trained().memory
-    shares = memory._rounds
+    shares = memory.shares
     save_file(
-        {name: v.clone() for name, v in memory._vectors.items()},
+        {name: v.clone() for name, v in memory.vectors.items()},
         tmp_path / "old",
         metadata={"rounds": json.dumps(shares)},
     )
@@ -253,7 +253,7 @@ def test_a_memory_of_the_first_version_is_read(tmp_path):
     numbered = {"1": torch.zeros(2), "0": torch.ones(2)}
     save_file(numbered, tmp_path / "numbers", metadata={"rounds": json.dumps([{"1": 0.5, "0": 0.5}])})
     found = Memory.load(tmp_path / "numbers")
-    assert {name: found._vectors[name].tolist() for name in found.clients} == {"0": [1, 1], "1": [0, 0]}
+    assert {name: found.vectors[name].tolist() for name in found.clients} == {"0": [1, 1], "1": [0, 0]}
 
 
 def test_a_foreign_checkpoint_is_believed_as_far_as_it_can_be_checked(tmp_path):
@@ -282,12 +282,12 @@ def test_vectors_are_added_up_in_single_precision_at_least(given, kept):
         memory.record(
             {"ada": torch.tensor([size], dtype=given), "bob": torch.tensor([0.0], dtype=given)}, {"ada": 1, "bob": 1}
         )
-    assert memory._vectors["ada"].dtype == kept
-    assert memory._vectors["ada"].item() == (512 + 80) / 4
+    assert memory.vectors["ada"].dtype == kept
+    assert memory.vectors["ada"].item() == (512 + 80) / 4
 
 
 def test_vectors_are_as_fine_as_the_finest_update():
     memory = Memory()
     for kind in (torch.float32, torch.float64):
         memory.record({"ada": torch.ones(1, dtype=kind), "bob": torch.zeros(1, dtype=kind)}, {"ada": 1, "bob": 1})
-    assert memory._vectors["ada"].dtype == torch.float64
+    assert memory.vectors["ada"].dtype == torch.float64

@@ -99,7 +99,7 @@ def test_partial_participation_and_a_failed_site(tmp_path):
     assert [sorted(each) for each in shares] == [["ada", "bob"], ["bob", "cyd"], ["ada", "bob", "cyd"]]
     assert shares[0]["ada"] == pytest.approx(9 / 14)
     memory = kept(tmp_path / "store").memory
-    total = sum(memory._vectors.values())
+    total = sum(memory.vectors.values())
     assert float(total.norm()) < 1e-12  # in every round the pulls of those who took part cancel
 
 

@@ -1,42 +1,50 @@
-"""What the server remembers of each client while training: one vector, no history.
+"""What the server remembers of each client while training: a vector or a few, and how every round was trained.
 
     B_u = sum over rounds of  w_u (Delta_u - Delta)
 
 its update minus the aggregated one, times its weight in that round; nothing in a round that it missed. To first order,
-training without u would have ended at ``theta - A_u`` worn down by what the others trained afterwards,
-``A_u = B_u / (1 - w_u)``. The vector is derived from the client's data: it is deleted with the client.
+training without u would have ended at ``theta - A_u`` worn down by what the others trained afterwards
+(training/response.py), ``A_u = B_u / (1 - w_u)``. The vector is derived from the client's data: it is deleted with it.
 
-It assumes plain averaging on the server (FedAvg), and it does not exist under secure aggregation.
+Where the server has a momentum it matters when a client pulled: the sum is then kept in a few stretches of rounds.
+
+A memory that was made with its model knows where the rounds lead, so a model that they do not lead to is refused by
+name: rounds missing or recorded twice, flipped signs, another server rule, a memory from before an earlier forget.
+It does not exist under secure aggregation.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from expunge.core.vectors import Layout, weighted_sum
+from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import DataError, RequestError
-from expunge.federation.keeping.tensor_file import TensorFile, read_tensors, reading, write_tensors
+from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
+from expunge.federation.keeping.place import Place
+from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, staying
+from expunge.federation.keeping.stretches import Stretch, added
+from expunge.federation.training.plan import Schedule
+from expunge.federation.training.recipe import AdaptiveServer, FedAvgM, Recipe, refusal
+from expunge.federation.training.response import Response, Work, spread
 
-KIND, VERSION = "memory", 2
-"""Of the file; in version 1 the vectors stood under the clients' own names, without a digest."""
+STRETCHES = 8
+"""At most so many stretches of rounds are kept apart where it matters when a client pulled."""
 
 Update = Tensor | Mapping[str, Tensor]
-
-_ROUNDING = 1e-9  # shares that add up to one add up to a little less in floating point
 
 
 class Memory:
     """One vector per client, added to once a round, in single precision at least: rounds are many, half is too coarse.
 
     Args:
-        model: the model that is trained; needed only where updates are recorded as named tensors.
+        model: the model with its starting weights; without it nothing can be checked, and updates are flat vectors.
+        recipe: how clients and server train; plain SGD and plain averaging where nothing is said.
 
     Example:
         >>> memory = Memory()
@@ -47,85 +55,153 @@ class Memory:
         ('bob',)
     """
 
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._layout = Layout.of(model) if model is not None else None
-        self._vectors: dict[str, Tensor] = {}
-        self._rounds: list[dict[str, float]] = []
+    def __init__(self, model: nn.Module | Snapshot | None = None, recipe: Recipe | None = None) -> None:
+        snapshot = Snapshot.of(model) if isinstance(model, nn.Module) else model
+        self.recipe = recipe if recipe is not None else Recipe()
+        self._layout = snapshot.layout if snapshot is not None else None
+        self._stretches: list[Stretch] = []
+        self._kept: list[KeptRound] = []
+        self._place: Place | None = None
+        if snapshot is not None:
+            self._place = Place.at(snapshot.parameters)
 
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients that it remembers."""
-        return tuple(self._vectors)
+        return tuple(dict.fromkeys(name for stretch in self._stretches for name in stretch.vectors))
 
     @property
     def size(self) -> int | None:
         """Length of its vectors; None before the first round."""
-        return next((vector.numel() for vector in self._vectors.values()), None)
+        return next((vector.numel() for stretch in self._stretches for vector in stretch.vectors.values()), None)
 
     @property
     def rounds(self) -> int:
         """How many rounds were recorded."""
-        return len(self._rounds)
+        return len(self._kept)
+
+    @property
+    def vectors(self) -> dict[str, Tensor]:
+        """B_u of each client, over all rounds."""
+        return {name: self._total(name) for name in self.clients}
+
+    @property
+    def shares(self) -> list[dict[str, float]]:
+        """Each participant's weight, round by round."""
+        return [dict(each.shares) for each in self._kept]
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it knows which model its rounds lead to."""
+        return self._place is not None
+
+    @property
+    def server_momentum(self) -> Tensor | None:
+        """The momentum that the server's rule has now, without those who were forgotten; None where it has none."""
+        return self._place.momentum if self._place is not None else None
 
     @property
     def stored_bytes(self) -> int:
-        """What keeping it costs."""
-        return sum(v.numel() * v.element_size() for v in self._vectors.values())
+        """What keeping the clients' vectors costs."""
+        vectors = (vector for stretch in self._stretches for vector in stretch.vectors.values())
+        return sum(v.numel() * v.element_size() for v in vectors)
 
-    def record(self, updates: Mapping[str, Update], weights: Mapping[str, float]) -> None:
+    def record(
+        self,
+        updates: Mapping[str, Update],
+        weights: Mapping[str, float],
+        *,
+        learning_rate: PerClient = None,
+        steps: PerClient = None,
+        moments: Mapping[str, Sequence[float]] | None = None,
+        plain: bool = False,
+    ) -> None:
         """Add one round: each participant's update (what it sent minus what it got) and its weight in the average.
 
         Args:
             updates: for each participant a flat vector, or named tensors (a difference of state dicts).
             weights: for each participant its weight, in any unit: sample counts will do.
+            learning_rate: of this round, one for all or by client; where it is left out, ``forget`` has to be told.
+            steps: local steps of this round, one for all or by client.
+            moments: by client, what ``second_moments(optimiser)`` gives: needed under Adam and AdamW.
+            plain: the mean was added as it is, whatever the server's rule.
         """
         vectors = {name: self._flat(update) for name, update in updates.items()}
         total = float(sum(weights.get(name, 0.0) for name in vectors))
         sound = 0 < total < math.inf and all(weight >= 0 for weight in weights.values())
         if set(updates) != set(weights) or not sound:
             raise RequestError("Each update needs a weight of at least 0, not all zero, under the same client's name.")
-        if len({vector.numel() for vector in [*vectors.values(), *self._vectors.values()]}) > 1:
+        known = [vector for stretch in self._stretches for vector in stretch.vectors.values()]
+        known += [self._place.now] if self._place is not None else []
+        if len({vector.numel() for vector in [*vectors.values(), *known]}) > 1:
             raise RequestError("The updates differ in length: are they all of the same model?")
         for name, vector in vectors.items():
             if not bool(torch.isfinite(vector).all()):
                 raise DataError(f"The update of client {name!r} has a NaN or infinite value: it is not recorded.")
         share = {name: weights[name] / total for name in vectors}
+        kept = KeptRound.of(share, learning_rate, steps, moments, plain=plain)
         mean = weighted_sum(vectors.values(), (share[name] for name in vectors))
-        for name, vector in vectors.items():
-            added = share[name] * (vector - mean)
-            known = self._vectors.get(name)
-            self._vectors[name] = added if known is None else known + added.to(known.device)
-        self._rounds.append(share)
+        pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
+        self._stretches = added(self._stretches, pulls, len(self._kept), self._most)
+        self._kept.append(replace(kept, mark=(float(mean.double().norm()), float(mean.double().sum()))))
+        if self._place is not None:
+            self._place = self._place.moved(self.recipe, mean, plain=plain)
 
     def copy(self) -> Memory:
         """A memory of its own with the same content."""
-        other = Memory()
-        other._layout, other._vectors, other._rounds = self._layout, dict(self._vectors), list(self._rounds)
+        other = Memory(recipe=self.recipe)
+        other._layout, other._stretches, other._kept = self._layout, list(self._stretches), list(self._kept)
+        other._place = self._place
         return other
 
-    def mass(self, names: Iterable[str]) -> float:
+    def bound_to(self, model: Snapshot, momentum: Tensor | None = None) -> Memory:
+        """The same for a model that a forget has made: from here on its rounds are checked, with this momentum."""
+        other = self.copy()
+        other._layout = model.layout if model.layout is not None else self._layout
+        other._place = Place.at(model.parameters, len(self._kept), momentum)
+        return other
+
+    def require_model(self, model: Snapshot) -> None:
+        """Refuse a model that the recorded rounds do not lead to, or a server rule that cannot be followed."""
+        if self.size not in (None, model.parameters.numel()):
+            raise RequestError("The memory was recorded with another model: its vectors have another length.")
+        place = self._place
+        if place is None:
+            return
+        marks = [each.mark for each in self._kept[place.first :]]
+        place.require(model.parameters, self.recipe, marks, self.vectors)
+
+    def mass(self, names: Iterable[str], rounds: range | None = None) -> float:
         """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""
-        together = [sum(shares.get(name, 0.0) for name in names) for shares in self._rounds]
+        names, kept = tuple(names), self._kept if rounds is None else self._kept[rounds.start : rounds.stop]
+        together = [sum(each.shares.get(name, 0.0) for name in names) for each in kept]
         present = [weight for weight in together if weight > 0]
         return sum(present) / len(present) if present else 0.0
 
     def influence(self, names: Iterable[str]) -> Tensor:
-        """A_U: the sum of ``B_u`` over these clients, divided by ``1 - w_U``."""
+        """A_U: the sum of ``B_u`` over these clients, divided by ``1 - w_U``; over all stretches."""
+        return torch.stack([vector for vector, _ in self._pulls(tuple(names))]).sum(dim=0)
+
+    def pulls(self, names: Iterable[str], schedule: Schedule | None) -> tuple[Tensor, Tensor]:
+        """A_U by stretches, a row each, and for each of them a row of how it is spread over all rounds."""
         names = tuple(names)
-        missing = [name for name in names if name not in self._vectors]
-        if missing:
-            known = ", ".join(self._vectors) or "none"
-            raise RequestError(f"No vector of client {missing[0]!r} was kept while training; there are: {known}.")
-        if not names:
-            raise RequestError("Name at least one client whose influence is wanted.")
-        mass = self.mass(names)
-        if mass > 1 - _ROUNDING:
-            raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
-        return weighted_sum((self._vectors[name] for name in names), (1 / (1 - mass) for _ in names))
+        works = self._works(schedule)
+        if works is None:
+            raise RequestError("How the clients trained is not known: give learning_rate and local_steps.")
+        found = self._pulls(names)
+        spreads = [spread(works, names, rounds) for _, rounds in found]
+        return torch.stack([vector for vector, _ in found]), torch.stack(spreads)
+
+    def response(self, leaving: Iterable[str], schedule: Schedule | None, layout: Layout | None) -> Response | None:
+        """What those who stay leave of pulls, by what was recorded; None where rates and steps are not known."""
+        if isinstance(self.recipe.server, AdaptiveServer):
+            raise RequestError(refusal(self.recipe.server))
+        works = self._works(schedule)
+        return None if works is None else Response(self.recipe, staying(works, self._kept, tuple(leaving)), layout)
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
-        return [float(torch.linalg.vector_norm(self._vectors[name])) for name in names]
+        return [float(torch.linalg.vector_norm(self._total(name))) for name in names]
 
     def without(self, names: Iterable[str]) -> Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
@@ -133,34 +209,77 @@ class Memory:
         ``B_v <- (B_v + w_v/(1-w_u) B_u) / (1-w_u)``, one client after another: exact for constant weights, so that
         leaving one by one equals leaving together. Under partial participation w_v is its mean weight over the rounds
         of u (0 where it was absent), and the other way round: an approximation, good while few clients hold most of a
-        round's weight to themselves, and poor in rounds of two.
+        round's weight to themselves, and poor in rounds of two. It belongs to no model until ``bound_to`` one.
         """
         left = self.copy()
+        left._place = None
         for name in names:
             left = left._without_one(name)
         return left
 
     def _without_one(self, gone: str) -> Memory:
-        other = Memory()
+        other = Memory(recipe=self.recipe)
         other._layout = self._layout
-        leaving = self._vectors.get(gone)
-        for name, vector in self._vectors.items():
-            if name == gone:
-                continue
-            own, theirs = self._share(name, beside=gone), self._share(gone, beside=name)
-            if leaving is not None and own > 0:  # else they never met, and the leaver may have been alone (mass 1)
-                vector = (vector + own / (1 - self.mass([gone])) * leaving) / (1 - theirs)
-            other._vectors[name] = vector
-        for shares in self._rounds:
-            rest = 1 - shares.get(gone, 0.0)
-            if rest > 0:
-                other._rounds.append({name: share / rest for name, share in shares.items() if name != gone})
+        numbers = [number for number, each in enumerate(self._kept) if each.without(gone) is not None]
+        other._kept = [left for each in self._kept if (left := each.without(gone)) is not None]
+        for stretch in self._stretches:
+            first = sum(number < stretch.rounds.start for number in numbers)
+            last = sum(number < stretch.rounds.stop for number in numbers)
+            vectors = self._vectors_without(gone, stretch)
+            if vectors or last > first:
+                other._stretches.append(Stretch(range(first, last), vectors))
         return other
 
-    def _share(self, name: str, beside: str) -> float:
+    def _vectors_without(self, gone: str, stretch: Stretch) -> dict[str, Tensor]:
+        found, leaving = {}, stretch.vectors.get(gone)
+        for name, vector in stretch.vectors.items():
+            if name == gone:
+                continue
+            own = self._share(name, gone, stretch.rounds)
+            theirs = self._share(gone, name, stretch.rounds)
+            if leaving is not None and own > 0:  # else they never met, and the leaver may have been alone (mass 1)
+                vector = (vector + own / (1 - self.mass([gone], stretch.rounds)) * leaving) / (1 - theirs)
+            found[name] = vector
+        return found
+
+    def _share(self, name: str, beside: str, rounds: range) -> float:
         """Mean weight of ``name`` over the rounds in which ``beside`` took part."""
-        shared = [shares.get(name, 0.0) for shares in self._rounds if shares.get(beside, 0.0) > 0]
+        kept = self._kept[rounds.start : rounds.stop]
+        shared = [each.shares.get(name, 0.0) for each in kept if each.shares.get(beside, 0.0) > 0]
         return sum(shared) / len(shared) if shared else 0.0
+
+    def _pulls(self, names: tuple[str, ...]) -> list[tuple[Tensor, range]]:
+        """A_U of each stretch in which one of them pulled."""
+        missing = [name for name in names if name not in self.clients]
+        if missing:
+            known = ", ".join(self.clients) or "none"
+            raise RequestError(f"No vector of client {missing[0]!r} was kept while training; there are: {known}.")
+        if not names:
+            raise RequestError("Name at least one client whose influence is wanted.")
+        found = []
+        for stretch in self._stretches:
+            own = [stretch.vectors[name] for name in names if name in stretch.vectors]
+            mass = self.mass(names, stretch.rounds)
+            if own and mass > 1 - ROUNDING:
+                raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
+            if own:
+                found.append((weighted_sum(own, (1 / (1 - mass) for _ in own)), stretch.rounds))
+        return found
+
+    def _works(self, schedule: Schedule | None) -> list[dict[str, Work]] | None:
+        rate = schedule.learning_rate if schedule is not None else None
+        steps = schedule.local_steps if schedule is not None else None
+        found = []
+        for each in self._kept:
+            works = each.works(rate, steps)
+            if works is None:
+                return None
+            found.append(works)
+        return found
+
+    def _total(self, name: str) -> Tensor:
+        own = [stretch.vectors[name] for stretch in self._stretches if name in stretch.vectors]
+        return own[0] if len(own) == 1 else torch.stack(own).sum(dim=0)
 
     def _flat(self, update: Update) -> Tensor:
         if not isinstance(update, Tensor):
@@ -171,42 +290,20 @@ class Memory:
             raise RequestError("An update is a flat vector or a mapping of parameter names to tensors.")
         return update.detach().to(torch.promote_types(update.dtype, torch.float32))
 
+    @property
+    def _most(self) -> int:
+        """How many stretches are kept apart: more than one only where it matters when a client pulled."""
+        server = self.recipe.server
+        return STRETCHES if isinstance(server, FedAvgM) and server.momentum > 0 else 1
+
     def save(self, path: Path) -> None:
         """Write it to one safetensors file."""
-        vectors = {str(index): vector for index, vector in enumerate(self._vectors.values())}
-        write_tensors(path, KIND, VERSION, vectors, {"clients": list(self._vectors), "rounds": self._rounds})
+        write_memory(path, MemoryContent(self.recipe, self._kept, self._stretches, self._place))
 
     @classmethod
     def load(cls, path: Path) -> Memory:
         """Read it back."""
-        found, memory = read_tensors(path, KIND, VERSION), cls()
-        with reading(path, KIND):
-            content = found.content if found.content is not None else _first_version(found)
-            vectors = {name: found.tensors[str(index)] for index, name in enumerate(content["clients"])}
-            _require_vectors(vectors)
-            memory._vectors, memory._rounds = vectors, [_shares(shares) for shares in content["rounds"]]
+        content = read_memory(path)
+        memory = cls(recipe=content.recipe)
+        memory._kept, memory._stretches, memory._place = content.rounds, content.stretches, content.place
         return memory
-
-
-def _first_version(found: TensorFile) -> dict[str, Any]:
-    """What a file of version 1 holds, as this version writes it; its vectors are then found under their numbers."""
-    rounds, names = json.loads(found.metadata["rounds"]), list(found.tensors)
-    found.tensors.update({str(index): found.tensors.pop(name) for index, name in enumerate(names)})
-    return {"clients": names, "rounds": rounds}
-
-
-def _require_vectors(vectors: Mapping[str, Tensor]) -> None:
-    if len({vector.shape for vector in vectors.values()}) > 1 or any(vector.dim() != 1 for vector in vectors.values()):
-        raise ValueError("its vectors are not of one length")
-    if not all(vector.is_floating_point() for vector in vectors.values()):
-        raise ValueError("a vector is not of floating-point numbers")
-    if not all(bool(torch.isfinite(vector).all()) for vector in vectors.values()):
-        raise ValueError("a vector is NaN or infinite")
-
-
-def _shares(written: Mapping[str, float]) -> dict[str, float]:
-    """Each client's share in a round."""
-    shares = {name: float(share) for name, share in written.items()}
-    if not all(0 <= share <= 1 + _ROUNDING for share in shares.values()):
-        raise ValueError("a client's share in a round is not between 0 and 1")
-    return shares

@@ -69,7 +69,7 @@ def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Ten
         raise RequestError(f"Cannot write {path}: {getattr(problem, 'strerror', None) or problem}.") from problem
 
 
-def read_tensors(path: Path, kind: str, version: int) -> TensorFile:
+def read_tensors(path: Path, kind: str, version: int, older: tuple[int, ...] = ()) -> TensorFile:
     """Read a file; refused where it is not what was written, of another kind or of another version."""
     with reading(path, kind):
         with safe_open(path, framework="pt") as file:
@@ -86,7 +86,7 @@ def read_tensors(path: Path, kind: str, version: int) -> TensorFile:
         header = json.loads(text)
         if header["kind"] != kind:
             raise ValueError(f"it holds something else, {header['kind']!r}")
-        if header["version"] != version:
+        if header["version"] not in (version, *older):
             raise ValueError(f"its version is {header['version']}, so use an expunge that reads that, not {version}")
         return TensorFile(tensors, header["content"], metadata)
 

@@ -71,7 +71,7 @@ def train(
     if not members:
         raise RequestError("Nobody is left to train: a federation needs at least one client.")
     start.require_finite()
-    memory = Memory() if keep.vectors else None
+    memory = Memory(start) if keep.vectors else None
     history = History(start) if keep.updates_every is not None else None
     kept = {"vectors": memory, "updates": history}
     seconds = {what: 0.0 for what, place in kept.items() if place is not None}
@@ -83,9 +83,10 @@ def train(
         model = aggregate(model, replies)
         updates = {name: reply.update for name, reply in replies.items()}
         counts = {name: reply.count for name, reply in replies.items()}
+        steps = {name: reply.steps for name, reply in replies.items()}
         if memory is not None:
             with timed(seconds, "vectors", model.parameters):
-                memory.record(updates, counts)
+                memory.record(updates, counts, learning_rate=plan.learning_rate, steps=steps)
         if history is not None and keep.updates_every is not None and number % keep.updates_every == 0:
             with timed(seconds, "updates", model.parameters):
                 history.record(number, updates, counts)

@@ -73,11 +73,11 @@ class SGD:
         """For a reader."""
         return "SGD with momentum" if self.momentum else "SGD"
 
-    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
-        """What so many steps leave of a displacement of 1."""
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:  # noqa: ARG002
+        """What so many steps leave of a displacement of 1; they are divided by no moment."""
         rigid = curvature + self.weight_decay
         if not self.momentum and not self.proximal_mu:
-            kept = _run(lambda x, _, __: (x - rate * rigid * x, x), curvature, steps)
+            kept = _run(lambda x, same, _: (x - rate * rigid * x, same), curvature, steps)
             return torch.where(rate * rigid > 2, 0.0, kept)
 
         def step(x: Tensor, velocity: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -157,8 +157,6 @@ class FedAvg:
 
     learning_rate: float = 1.0
 
-    linear = True
-
     def __post_init__(self) -> None:
         _require_positive(self, "learning_rate")
 
@@ -167,8 +165,8 @@ class FedAvg:
         """For a reader."""
         return "FedAvg"
 
-    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """The displacement and the momentum after round ``number`` (from 1) whose mean update changed so."""
+    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """The displacement and the momentum after a round whose mean update changed so."""
         return moved + self.learning_rate * change, momentum
 
 
@@ -179,8 +177,6 @@ class FedAvgM:
     learning_rate: float = 1.0
     momentum: float = 0.9
 
-    linear = True
-
     def __post_init__(self) -> None:
         _require_positive(self, "learning_rate")
         _require_between(self, 0.0, 1.0, "momentum")
@@ -190,8 +186,8 @@ class FedAvgM:
         """For a reader."""
         return "FedAvgM"
 
-    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """The displacement and the momentum after round ``number`` (from 1) whose mean update changed so."""
+    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """The displacement and the momentum after a round whose mean update changed so."""
         momentum = self.momentum * momentum + change
         return moved + self.learning_rate * momentum, momentum
 
@@ -204,12 +200,6 @@ class AdaptiveServer:
     """
 
     name: str
-
-    linear = False
-
-    def apply(self, moved: Tensor, momentum: Tensor, change: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Refused."""
-        raise RequestError(refusal(self))
 
 
 ServerRule = FedAvg | FedAvgM | AdaptiveServer

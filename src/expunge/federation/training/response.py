@@ -21,7 +21,7 @@ from torch import Tensor
 
 from expunge.core.vectors import Layout
 from expunge.errors import RequestError
-from expunge.federation.training.recipe import FedAvg, Recipe
+from expunge.federation.training.recipe import AdaptiveServer, FedAvg, Recipe, refusal
 
 GRID = 1024
 """Curvatures for which the training is run; where there are more, what lies between is interpolated."""
@@ -122,13 +122,16 @@ class Response:
         return moved.to(curvature).view(shape), momentum.to(curvature).view(shape)
 
     def _run(self, curvature: Tensor, pulls: Tensor, parameters: Sequence[str]) -> tuple[Tensor, Tensor]:
+        rule = self.recipe.server
+        if isinstance(rule, AdaptiveServer):
+            raise RequestError(refusal(rule))
         known: dict[tuple[float, float, float], Tensor] = {}
         moved = curvature.new_zeros(len(pulls), len(curvature))
         momentum = torch.zeros_like(moved)
         for number, each in enumerate(self.rounds):
             change = (self._contraction(each, curvature, parameters, known) - 1) * moved + pulls[:, number, None]
-            server = FedAvg() if each.plain else self.recipe.server
-            moved, momentum = server.apply(moved, momentum, change, number + 1)
+            server = FedAvg() if each.plain else rule
+            moved, momentum = server.apply(moved, momentum, change)
         return moved, momentum
 
     def _contraction(

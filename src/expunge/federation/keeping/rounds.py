@@ -1,0 +1,130 @@
+"""What is written down of each round beside vectors: who took part, how much it counted, how it trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from expunge.errors import RequestError
+from expunge.federation.training.response import Round, Work
+
+ROUNDING = 1e-9
+"""Shares that add up to one add up to a little less in floating point."""
+
+PerClient = float | Mapping[str, float] | None
+"""One number for everybody, or each client's own."""
+
+
+@dataclass(frozen=True)
+class KeptRound:
+    """One round.
+
+    Attributes:
+        shares: each participant's weight in the mean; they add up to 1.
+        rates: learning rates, where they were recorded.
+        steps: local steps, where they were recorded.
+        moments: second moments by parameter (recipe.second_moments), where they were recorded.
+        plain: whether the mean was added as it is, whatever the server's rule.
+        mark: length and sum of the mean update, by which the same round is known again; None once somebody left.
+    """
+
+    shares: Mapping[str, float]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    steps: Mapping[str, float] = field(default_factory=dict)
+    moments: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    plain: bool = False
+    mark: tuple[float, float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        shares: Mapping[str, float],
+        rates: PerClient,
+        steps: PerClient,
+        moments: Mapping[str, Sequence[float]] | None,
+        *,
+        plain: bool = False,
+    ) -> KeptRound:
+        """Checked: numbers above 0, of participants only."""
+        read = {"learning rate": _each(rates, shares, "learning rate"), "steps": _each(steps, shares, "steps")}
+        own = {name: tuple(float(value) for value in values) for name, values in (moments or {}).items()}
+        strange = [name for name in own if name not in shares]
+        if strange:
+            raise RequestError(f"Moments of {strange[0]!r} are given, who sent no update in this round.")
+        if any(not 0 <= value < math.inf for values in own.values() for value in values):
+            raise RequestError("Second moments are roots of mean squares: numbers of at least 0.")
+        if len({len(values) for values in own.values()}) > 1:
+            raise RequestError("Clients sent different numbers of second moments: are they all of the same model?")
+        return cls(dict(shares), read["learning rate"], read["steps"], own, plain)
+
+    def works(self, rate: float | None, steps: float | None) -> dict[str, Work] | None:
+        """What each client did, with these where nothing was recorded; None where something is not known at all."""
+        found = {}
+        for name, share in self.shares.items():
+            own = self.rates.get(name, rate), self.steps.get(name, steps)
+            if own[0] is None or own[1] is None:
+                return None
+            found[name] = Work(share, own[0], own[1], self.moments.get(name, ()))
+        return found
+
+    def without(self, gone: str) -> KeptRound | None:
+        """The round had this client not taken part; None where nobody else did."""
+        rest = 1 - self.shares.get(gone, 0.0)
+        if rest <= ROUNDING:
+            return None
+        left = {name: share / rest for name, share in self.shares.items() if name != gone}
+        rates, steps = ({n: value for n, value in known.items() if n != gone} for known in (self.rates, self.steps))
+        moments = {name: values for name, values in self.moments.items() if name != gone}
+        return replace(self, shares=left, rates=rates, steps=steps, moments=moments, mark=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; what was not recorded is left out."""
+        known = {"rates": self.rates, "steps": self.steps, "moments": self.moments, "plain": self.plain}
+        mark = {"mark": list(self.mark)} if self.mark is not None else {}
+        return {"shares": dict(self.shares), **{name: value for name, value in known.items() if value}, **mark}
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> KeptRound:
+        """Read it back, checked."""
+        shares = {name: float(share) for name, share in written["shares"].items()}
+        if not all(0 <= share <= 1 + ROUNDING for share in shares.values()):
+            raise ValueError("a client's share in a round is not between 0 and 1")
+        read = cls.of(
+            shares,
+            written.get("rates"),
+            written.get("steps"),
+            written.get("moments"),
+            plain=bool(written.get("plain", False)),
+        )
+        mark = written.get("mark")
+        return replace(read, mark=(float(mark[0]), float(mark[1])) if mark is not None else None)
+
+
+def staying(
+    works: Iterable[Mapping[str, Work]], kept: Sequence[KeptRound], leaving: Sequence[str]
+) -> tuple[Round, ...]:
+    """The rounds as those saw them who stay."""
+    return tuple(
+        Round(tuple(work for name, work in own.items() if name not in leaving), each.plain)
+        for own, each in zip(works, kept, strict=True)
+    )
+
+
+def _each(given: PerClient, shares: Mapping[str, float], what: str) -> dict[str, float]:
+    """A number for each participant, or none for anybody."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        given = dict.fromkeys(shares, given)
+    if not given:
+        return {}
+    if set(given) != set(shares):
+        odd = sorted(set(given) ^ set(shares))[0]
+        raise RequestError(f"The {what} must be given of everybody who sent an update, and of nobody else: {odd!r}.")
+    read = {name: float(value) for name, value in given.items()}
+    for name, value in read.items():
+        if not 0 < value < math.inf:
+            raise RequestError(f"The {what} of client {name!r} must be above 0, not {value}.")
+    return read
