@@ -17,6 +17,7 @@ from expunge.core.vectors import Snapshot
 from expunge.errors import DataError
 from expunge.federation.messages.tasks import Draw, Gradient, Losses, Reply, Sum, Task, Train, Trained
 from expunge.federation.messages.wire import MESSAGES, Packed, UnknownModelError, pack, unpack
+from expunge.federation.training.recipe import SGD, Adam, AdamW
 from federation.small import linear, norm_net
 
 TENSORS = [
@@ -27,6 +28,7 @@ TENSORS = [
     torch.tensor([True, False]),
     torch.tensor([[-(2**62), 7]]),
 ]
+OPTIMISERS = [SGD(0.9, nesterov=True), Adam(weight_decay=0.1), AdamW(betas=(0.5, 0.6)), SGD(proximal_mu=0.3)]
 
 
 def example(kind: Any, turn: int) -> Any:
@@ -37,6 +39,8 @@ def example(kind: Any, turn: int) -> Any:
     if kind is Snapshot:
         model = Snapshot.of(norm_net(turn))
         return model if turn % 2 else replace(model, layout=None)
+    if kind == SGD | Adam:
+        return OPTIMISERS[turn % len(OPTIMISERS)]
     if origin in (Union, UnionType):
         return None if turn % 3 == 0 else example(next(part for part in parts if part is not NoneType), turn)
     if origin is Literal:

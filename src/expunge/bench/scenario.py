@@ -86,7 +86,7 @@ class Scenario:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; wrong labels where there are some, so that older scenarios keep their digests."""
-        values = dataclasses.asdict(self)
+        values = {**dataclasses.asdict(self), "plan": self.plan.as_dict()}
         return values if self.mislabelled else {name: own for name, own in values.items() if name != "mislabelled"}
 
     def without_deeds(self, clients: tuple[str, ...]) -> Scenario:
@@ -106,7 +106,7 @@ class Scenario:
         try:
             backdoors = {name: Backdoor(**attack) for name, attack in values["backdoors"].items()}
             mislabelled = {name: Mislabelling(**own) for name, own in values.get("mislabelled", {}).items()}
-            plan = TrainingPlan(**values["plan"])
+            plan = TrainingPlan.from_dict(values["plan"])
             return cls(**{**values, "backdoors": backdoors, "plan": plan, "mislabelled": mislabelled})
         except (KeyError, TypeError, AttributeError) as problem:
             raise DataError(f"The scenario cannot be read: {problem}.") from problem

@@ -101,6 +101,7 @@ class Client:
         if len(chosen) == 1:  # one sample has no batch statistics: the model's own are used
             for norm in self._norms(bench.model):
                 norm.eval()
+        bench.begin(task.optimiser)
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
         half = task.epochs * len(self._batches(chosen, task.batch_size)) // 2
         trained = (weight for weight in bench.model.parameters() if task.averaged and weight.requires_grad)
@@ -126,7 +127,7 @@ class Client:
                 f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."
             ) from problem
         update = self._boost * (after.parameters - task.model.parameters)
-        return Trained(update, after.buffers, count, steps, cost)
+        return Trained(update, after.buffers, count, steps, cost, bench.moments)
 
     @_perform.register
     def _(self, task: Ascend) -> Trained:

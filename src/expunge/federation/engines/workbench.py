@@ -1,4 +1,4 @@
-"""Where a client trains on a GPU: SGD steps recorded once as a CUDA graph, so that several clients run side by side.
+"""Where a client trains on a GPU: steps recorded once as a CUDA graph, so that several clients run side by side.
 
 A small network on a large GPU spends its time on launching kernels, not on computing. A recorded step is launched as
 one; benches have a stream each, so their steps overlap. The arithmetic is that of the plain step: the same samples in
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from expunge.core.losses import Loss
 from expunge.core.vectors import Snapshot
 from expunge.federation.messages.tasks import Trained
+from expunge.federation.training.recipe import SGD, Adam, second_moments
 
 SIDE_BY_SIDE = 16
 """How many clients train at once; more would only fill the memory."""
@@ -52,7 +53,7 @@ def can_record(model: nn.Module) -> bool:
 
 
 class Workbench:
-    """A model to train, and the SGD step that trains it.
+    """A model to train, and the optimiser's step that trains it: SGD's, until ``begin`` names another.
 
     Args:
         model: trained in place.
@@ -66,8 +67,10 @@ class Workbench:
         self._compiled = compiled
         self._loss = loss
         self._stream = torch.cuda.Stream() if record else None  # type: ignore[no-untyped-call]
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._optimiser = torch.optim.SGD(parameters, weight_decay=loss.l2)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._rule: SGD | Adam = SGD()
+        self._optimiser = self._optimiser_of(self._rule)
+        self._anchors: list[Tensor] = []
         self._batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
         self._step: tuple[object, Callable[[], None]] | None = None
         self._inputs = self._targets = self._weights = torch.empty(0)
@@ -87,13 +90,68 @@ class Workbench:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
 
+    def begin(self, rule: SGD | Adam) -> None:
+        """Begin a round from the model as it is now, with an optimiser that remembers nothing."""
+        if rule != self._rule:
+            self._rule, self._optimiser, self._step = rule, self._optimiser_of(rule), None
+            self._anchors = [torch.empty_like(weight) for weight in self._parameters] if rule.proximal_mu else []
+        for anchor, weight in zip(self._anchors, self._parameters, strict=bool(self._anchors)):
+            anchor.copy_(weight.detach())
+        if self._step is None:
+            self._optimiser.state.clear()
+        else:
+            self._forget_steps()
+
+    @property
+    def moments(self) -> tuple[float, ...]:
+        """The optimiser's second moments by parameter, where it has some."""
+        return tuple(second_moments(self._optimiser)) if self._rule.adaptive else ()
+
+    def _optimiser_of(self, rule: SGD | Adam) -> torch.optim.Optimizer:
+        """Torch's own; the loss's L2 is added to the gradient, whatever the rule does with its weight decay."""
+        if isinstance(rule, SGD):
+            return torch.optim.SGD(
+                self._parameters,
+                momentum=rule.momentum,
+                dampening=rule.dampening,
+                weight_decay=self._loss.l2 + rule.weight_decay,
+                nesterov=rule.nesterov,
+            )
+        kind = torch.optim.AdamW if rule.decoupled else torch.optim.Adam
+        decay = rule.weight_decay + (0.0 if rule.decoupled else self._loss.l2)
+        # On a GPU the rate is a tensor, so that a recorded step can be given another one.
+        rate = torch.tensor(1e-3, device=self._parameters[0].device) if self._stream is not None else 1e-3
+        return kind(
+            self._parameters,
+            lr=rate,
+            betas=rule.betas,
+            eps=rule.eps,
+            weight_decay=decay,
+            capturable=self._stream is not None,
+        )
+
+    @property
+    def _dampened(self) -> bool:
+        return isinstance(self._rule, SGD) and self._rule.dampening > 0
+
+    def _forget_steps(self) -> None:
+        """The optimiser's state as before its first step, in the tensors that a recorded step works on.
+
+        A momentum of zero is what torch begins with only without dampening: with it, steps are not recorded.
+        """
+        for state in self._optimiser.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
     def step(self, inputs: Tensor, targets: Tensor, batch_size: int, learning_rate: float) -> None:
-        """One SGD step on these samples, the mean of their losses."""
+        """One step on these samples, the mean of their losses."""
         size = len(inputs)
-        if self._stream is None or (self._batch_norm and size != batch_size):
+        if self._stream is None or (self._batch_norm and size != batch_size) or self._dampened:
             self._descend(inputs, targets, learning_rate)
             return
-        key = (batch_size, learning_rate, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
+        adaptive = self._rule.adaptive
+        key = (batch_size, adaptive or learning_rate, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
         if self._step is None or self._step[0] != key:
             images = self._compiled and inputs.dim() == 4
             self._inputs = torch.zeros_like(
@@ -106,6 +164,8 @@ class Workbench:
             self._step = (key, self._recorded(learning_rate))
         self._inputs[:size] = inputs
         self._targets[:size] = targets
+        if adaptive:
+            self._optimiser.param_groups[0]["lr"].fill_(learning_rate)
         if size != self._filled:
             self._weights[:size] = 1 / size
             self._weights[size:] = 0
@@ -129,10 +189,15 @@ class Workbench:
         with torch.cuda.graph(graph, stream=self._stream):
             plain()
         before.write_to(self.model)  # warming up moved it: by weight decay, and batch norm's statistics
+        self._forget_steps()
         return graph.replay
 
     def _descend(self, inputs: Tensor, targets: Tensor, learning_rate: float, weights: Tensor | None = None) -> None:
-        self._optimiser.param_groups[0]["lr"] = learning_rate
+        group = self._optimiser.param_groups[0]
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = learning_rate
+        elif not torch.cuda.is_current_stream_capturing():
+            group["lr"].fill_(learning_rate)
         self._optimiser.zero_grad(set_to_none=True)
         if weights is None:
             value = self._loss.per_sample(self.model(inputs), targets).mean()
@@ -140,7 +205,18 @@ class Workbench:
             of = compiled_loss() if self._compiled else weighted_loss
             value = of(self.model, self._loss, inputs, targets, weights)
         value.backward()  # type: ignore[no-untyped-call]
+        self._pull_back()
         self._optimiser.step()
+
+    def _pull_back(self) -> None:
+        """Added to gradients: FedProx's pull to the round's beginning, and the loss's L2 where decay is decoupled."""
+        for weight, anchor in zip(self._parameters, self._anchors, strict=False):
+            if weight.grad is not None:
+                weight.grad.add_(weight.detach() - anchor, alpha=self._rule.proximal_mu)
+        if isinstance(self._rule, Adam) and self._rule.decoupled and self._loss.l2:
+            for weight in self._parameters:
+                if weight.grad is not None:
+                    weight.grad.add_(weight.detach(), alpha=self._loss.l2)
 
 
 class WeightMean:

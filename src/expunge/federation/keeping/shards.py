@@ -9,7 +9,7 @@ only what came after the checkpoint before its slice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class Shards:
             {
                 "slices": shard.slices,
                 "checkpoints": [snapshot.digest for snapshot in shard.checkpoints],
-                "plans": [asdict(plan) for plan in shard.plans],
+                "plans": [plan.as_dict() for plan in shard.plans],
                 "left_out": dict(shard.left_out),
             }
             for shard in self.shards
@@ -116,6 +116,6 @@ def _shard(described: Mapping[str, Any], snapshots: Mapping[str, Snapshot]) -> S
     return Shard(
         tuple(tuple(part) for part in described["slices"]),
         tuple(snapshots[digest] for digest in described["checkpoints"]),
-        tuple(TrainingPlan(**plan) for plan in described["plans"]),
+        tuple(TrainingPlan.from_dict(plan) for plan in described["plans"]),
         {name: tuple(indices) for name, indices in described["left_out"].items()},
     )

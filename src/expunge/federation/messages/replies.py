@@ -67,6 +67,9 @@ def require_sound(who: str, task: Task, reply: Reply, samples: int) -> None:
         raise NumericalError(
             f"{who} says that it spent {reply.sample_gradients} sample-gradients: let it check its clock."
         )
+    moments = reply.moments if isinstance(reply, Trained) else ()
+    if not all(0 <= moment < math.inf for moment in moments):
+        raise NumericalError(f"{who} replied second moments that are no numbers of at least 0: let it check its data.")
     count = getattr(reply, "count", samples)
     if count != samples:
         raise NumericalError(

@@ -8,7 +8,7 @@ a forward pass counts 1/3, a gradient 1, a curvature product 2, whatever the imp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from expunge.core.curvature import Kind
 from expunge.core.kronecker import Block
 from expunge.core.krylov import NegativeCurvature, Solution
 from expunge.core.vectors import Snapshot
+from expunge.federation.training.recipe import SGD, Adam
 
 FORWARD_COST = 1 / 3
 PRODUCT_COST = 2.0
@@ -39,7 +40,7 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Train:
-    """Train the model on local data (or a draw of it) by plain SGD and send back the update.
+    """Train the model on local data (or a draw of it) by SGD or Adam, begun anew, and send back the update.
 
     ``averaged`` asks for the mean of the models after each step of the later half (with the middle one) instead of the
     last model: where SGD has come to, without the noise of its last steps. Buffers are those of the last step. Whoever
@@ -54,6 +55,7 @@ class Train:
     exclude: Indices = ()
     draw: Draw | None = None
     averaged: bool = False
+    optimiser: SGD | Adam = field(default_factory=SGD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +163,8 @@ Task = Train | Ascend | Gradient | CurvatureProduct | CurvatureFactors | LocalSo
 class Trained:
     """A client's update ``theta_i - theta``, its buffers, and how many samples and steps stand behind it.
 
-    ``count`` is the update's weight: all available samples, also where it was made on a draw of them.
+    ``count`` is the update's weight: all available samples, also where it was made on a draw of them. ``moments`` are
+    the optimiser's second moments (training/recipe.py), where it is Adam.
     """
 
     update: Tensor
@@ -169,6 +172,7 @@ class Trained:
     count: int
     steps: int
     sample_gradients: float
+    moments: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

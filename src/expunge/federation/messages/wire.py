@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from expunge.core.vectors import Snapshot, tensors_digest
-from expunge.errors import DataError
+from expunge.errors import DataError, RequestError
 from expunge.federation.messages.snapshots import pack_snapshot, parameters_name, unpack_snapshot
 from expunge.federation.messages.tasks import Reply, Task
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Counted up whenever a site and a server of two versions would no longer understand each other."""
 
 MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(Task), *get_args(Reply))}
@@ -124,7 +124,12 @@ def _written(value: Any, kind: Any, tensors: dict[str, Tensor]) -> Any:
     if kind is Snapshot:
         return _written_snapshot(value, tensors)
     if origin in (Union, UnionType):
-        return None if value is None else _written(value, _alternative(parts), tensors)
+        if value is None:
+            return None
+        chosen = _alternatives(parts)
+        if len(chosen) == 1:
+            return _written(value, chosen[0], tensors)
+        return {"kind": type(value).__name__, "fields": _written_fields(value, tensors)}
     if origin is tuple:
         return [_written(entry, part, tensors) for entry, part in zip(value, _entries(parts, value), strict=True)]
     if origin is abc.Mapping:
@@ -146,10 +151,9 @@ def _written_snapshot(model: Snapshot, tensors: dict[str, Tensor]) -> dict[str, 
     return described
 
 
-def _alternative(parts: tuple[Any, ...]) -> Any:
-    """What an optional field holds where it is not None."""
-    (alternative,) = (part for part in parts if part is not NoneType)
-    return alternative
+def _alternatives(parts: tuple[Any, ...]) -> list[Any]:
+    """What a field may hold where it is not None: one type, or one of several dataclasses, which is then named."""
+    return [part for part in parts if part is not NoneType]
 
 
 def _entries(parts: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
@@ -169,7 +173,10 @@ class _Reader:
         if not isinstance(written, dict) or written.keys() != annotations.keys():
             _refuse(where, f"the fields {', '.join(annotations)}")
         values = {name: self.value(part, written[name], f"{where}.{name}") for name, part in annotations.items()}
-        return kind(**values)
+        try:
+            return kind(**values)
+        except RequestError as problem:
+            _refuse(where, f"valid ({problem})")
 
     def value(self, kind: Any, written: Any, where: str) -> Any:
         origin, parts = get_origin(kind), get_args(kind)
@@ -178,7 +185,7 @@ class _Reader:
         if kind is Snapshot:
             return self.snapshot(written, where)
         if origin in (Union, UnionType):
-            return None if written is None else self.value(_alternative(parts), written, where)
+            return None if written is None else self.alternative(_alternatives(parts), written, where)
         if origin is tuple:
             return self.entries(parts, written, where)
         if origin is abc.Mapping:
@@ -188,6 +195,15 @@ class _Reader:
         if is_dataclass(kind) and isinstance(kind, type):
             return self.fields(kind, written, where)
         return _scalar(kind, written, where)
+
+    def alternative(self, kinds: list[Any], written: Any, where: str) -> Any:
+        if len(kinds) == 1:
+            return self.value(kinds[0], written, where)
+        named = {kind.__name__: kind for kind in kinds}
+        name = written.get("kind") if isinstance(written, dict) else None
+        if not isinstance(name, str) or name not in named:
+            _refuse(where, f"one of {', '.join(named)}")
+        return self.fields(named[name], written.get("fields"), where)
 
     def entries(self, parts: tuple[Any, ...], written: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(written, list):

@@ -1,4 +1,7 @@
-"""FedAvg (McMahan et al. 2017) on any Engine: weights by sample count, client sampling, buffers averaged."""
+"""FedAvg (McMahan et al. 2017) on any Engine: weights by sample count, client sampling, buffers averaged.
+
+With a momentum on the server it is FedAvgM (Hsu et al. 2019); clients train by the recipe's optimiser.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Indices, Trained
 from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import AdaptiveServer
 
 Progress = Callable[[str, int, int], None]
 
@@ -71,22 +75,27 @@ def train(
     if not members:
         raise RequestError("Nobody is left to train: a federation needs at least one client.")
     start.require_finite()
-    memory = Memory(start) if keep.vectors else None
+    server = plan.recipe.server
+    if isinstance(server, AdaptiveServer):
+        raise RequestError(f"Servers here train by FedAvg or FedAvgM, not by {server.name}.")
+    memory = Memory(start, plan.recipe) if keep.vectors else None
     history = History(start) if keep.updates_every is not None else None
     kept = {"vectors": memory, "updates": history}
     seconds = {what: 0.0 for what, place in kept.items() if place is not None}
-    model = start
+    model, momentum = start, torch.zeros_like(start.parameters)
     for number in range(plan.rounds):
         chosen = _sample_clients(tuple(members), plan, number)
         tasks = {name: plan.task(model, number, name, members[name]) for name in chosen}
         replies = ask_each(engine, tasks, Trained)
-        model = aggregate(model, replies)
+        parameters, momentum = server.apply(model.parameters, momentum, mean_update(replies))
+        model = replace(model, parameters=parameters, buffers=mean_buffers(replies))
         updates = {name: reply.update for name, reply in replies.items()}
         counts = {name: reply.count for name, reply in replies.items()}
         steps = {name: reply.steps for name, reply in replies.items()}
         if memory is not None:
             with timed(seconds, "vectors", model.parameters):
-                memory.record(updates, counts, learning_rate=plan.learning_rate, steps=steps)
+                moments = {name: reply.moments for name, reply in replies.items() if reply.moments}
+                memory.record(updates, counts, learning_rate=plan.rate(number), steps=steps, moments=moments)
         if history is not None and keep.updates_every is not None and number % keep.updates_every == 0:
             with timed(seconds, "updates", model.parameters):
                 history.record(number, updates, counts)
@@ -98,13 +107,22 @@ def train(
 
 def aggregate(model: Snapshot, replies: Mapping[str, Trained]) -> Snapshot:
     """Add the mean update, weighted by sample counts; float buffers are averaged, counters take the largest."""
+    return replace(model, parameters=model.parameters + mean_update(replies), buffers=mean_buffers(replies))
+
+
+def mean_update(replies: Mapping[str, Trained]) -> Tensor:
+    """The mean of the clients' updates, weighted by sample counts; refused where it is not finite."""
     total = sum(reply.count for reply in replies.values())
     mean = weighted_sum((r.update for r in replies.values()), (r.count / total for r in replies.values()))
     if not bool(torch.isfinite(mean).all()):
         bad = next((name for name, reply in replies.items() if not bool(torch.isfinite(reply.update).all())), "?")
         raise NumericalError(f"Training diverged at client {bad!r}: lower the learning rate or the boost.")
-    buffers = average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
-    return replace(model, parameters=model.parameters + mean, buffers=buffers)
+    return mean
+
+
+def mean_buffers(replies: Mapping[str, Trained]) -> dict[str, Tensor]:
+    """The clients' buffers, averaged."""
+    return average_buffers({name: (reply.buffers, reply.count) for name, reply in replies.items()})
 
 
 def average_buffers(buffers: Mapping[str, tuple[Mapping[str, Tensor], int]]) -> dict[str, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engines.client import local_steps
 from expunge.federation.messages.tasks import Indices, Train
+from expunge.federation.training.recipe import SGD, Adam, Recipe
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,17 @@ class TrainingPlan:
         rounds: FedAvg rounds.
         epochs: local epochs per round.
         batch_size: local batch size.
-        learning_rate: of plain SGD on the clients.
+        learning_rate: of the clients' optimiser, in the first round where it falls.
         participation: share of the clients drawn in each round; at least one always takes part.
         seed: of client sampling and of the clients' shuffling.
+        recipe: the clients' optimiser and the server's rule.
+        cosine: whether the learning rate falls over the rounds as half a cosine does, nearly to 0.
+        min_epochs: where devices are slow, each client trains a number of epochs drawn from here to ``epochs``.
+
+    Example:
+        >>> plan = TrainingPlan(rounds=3, learning_rate=1.0, cosine=True)
+        >>> [round(plan.rate(number), 2) for number in range(3)], TrainingPlan.from_dict(plan.as_dict()) == plan
+        ([1.0, 0.75, 0.25], True)
     """
 
     rounds: int = 20
@@ -34,22 +45,49 @@ class TrainingPlan:
     learning_rate: float = 0.01
     participation: float = 1.0
     seed: int = 0
+    recipe: Recipe = field(default_factory=Recipe)
+    cosine: bool = False
+    min_epochs: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.epochs, self.batch_size) < 1 or not self.learning_rate > 0:
             raise RequestError("Rounds, epochs and batch size must be at least 1, the learning rate above 0.")
         if not 0 < self.participation <= 1:
             raise RequestError(f"The participation must lie above 0 and be at most 1, not {self.participation}.")
+        if self.min_epochs is not None and not 1 <= self.min_epochs <= self.epochs:
+            raise RequestError(f"The fewest epochs lie from 1 to {self.epochs}, not at {self.min_epochs}.")
+
+    def rate(self, number: int) -> float:
+        """The learning rate of round ``number``, from 0."""
+        fallen = (1 + math.cos(math.pi * number / self.rounds)) / 2 if self.cosine else 1.0
+        return self.learning_rate * fallen
 
     def task(self, model: Snapshot, number: int, name: str, exclude: Indices = ()) -> Train:
         """What one client is asked to do in round ``number``."""
         seed = derived_seed(self.seed, number, name)
-        return Train(model, self.epochs, self.batch_size, self.learning_rate, seed, exclude)
+        epochs, rule = self.epochs, self.recipe.client
+        if self.min_epochs is not None:
+            epochs = self.min_epochs + derived_seed(seed, "epochs") % (self.epochs - self.min_epochs + 1)
+        if not isinstance(rule, SGD | Adam):
+            raise RequestError(f"Clients here train by SGD, Adam or AdamW, not by {rule.name}.")
+        return Train(model, epochs, self.batch_size, self.rate(number), seed, exclude, optimiser=rule)
 
     def schedule(self, counts: Mapping[str, int]) -> Schedule:
         """The plan as seen by the filter: learning rate and mean local steps of these clients."""
         steps = sum(n * local_steps(n, self.epochs, self.batch_size) for n in counts.values()) / sum(counts.values())
         return Schedule(self.learning_rate, steps, self.rounds, self.batch_size, self.epochs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; what is as it always was is left out, so that older plans keep their digests."""
+        values = {**asdict(self), "recipe": self.recipe.as_dict()}
+        usual = {"recipe": Recipe().as_dict(), "cosine": False, "min_epochs": None}
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainingPlan:
+        """Back from JSON."""
+        recipe = Recipe.from_dict(values["recipe"]) if "recipe" in values else Recipe()
+        return cls(**{**values, "recipe": recipe})
 
 
 @dataclass(frozen=True)
