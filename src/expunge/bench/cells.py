@@ -138,7 +138,7 @@ class RetrainedCell(Cell):
         seed = derived_seed(self.scenario.seed, which, self.number)
         start = federation.initial(seed if self.fresh else None)
         plan = dataclasses.replace(self.scenario.plan, seed=seed)
-        options = RetrainOptions(start, plan, keep=Keep(vectors=False))
+        options = RetrainOptions(start, plan, keep=Keep(vectors=False, checkpoints=0))
         outcome = retrain(engine, ServerState(start), self.forget.request(federation), options)
         return outcome.state, outcome.cost, {}
 

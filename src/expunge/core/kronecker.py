@@ -19,18 +19,13 @@ so a linear layer over tokens gets two such products (one alone saw down to a te
 out: the curvature between the two, and of the second, which has P - 1 directions, one part in P. Their sum is taken
 by its diagonal in the eigenvectors of the summed factors.
 
-Training makes a classifier's outputs grow: at the end it is sure of what it has learnt, and there its loss is nearly
-flat, though it was not before. With ``min_logit_scale`` below 1 each sample's outputs are scaled by a factor drawn
-between it and 1, and the curvature in the outputs is that of the scaled ones; the layers below are taken as they are.
-That is a stand-in for the curvature of the way to the model, not a measurement of it.
-
 Parameters of other layers (norms, embeddings, grouped convolutions) get the diagonal: with random signs, the gradient
 of a few samples together has, in expectation, the sum of their squares as its square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,9 +36,12 @@ from torch.func import functional_call
 from expunge.core.curvature import differentiable_attention, require_evaluation_mode
 from expunge.core.losses import Loss
 from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import DataError, NumericalError, RequestError
+from expunge.errors import DataError, NumericalError
 
 Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+
+Filter = Callable[[Tensor, Sequence[str]], Tensor]
+"""A function of eigenvalues, given with the names of the parameters that they belong to; none are named for all."""
 
 CHUNK = 250
 PARTS = 40
@@ -85,9 +83,7 @@ class Factors:
     blocks: tuple[Block, ...]
 
 
-def kronecker_factors(
-    model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0, min_logit_scale: float = 1.0
-) -> Factors:
+def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0) -> Factors:
     """The factors of the mean loss's curvature over these inputs: one forward and one backward pass.
 
     Args:
@@ -95,8 +91,7 @@ def kronecker_factors(
         snapshot: parameters and buffers.
         inputs: the samples; their labels are not looked at.
         loss: says what the model's predictions mean.
-        seed: of the drawn targets and scales.
-        min_logit_scale: the least factor by which outputs are scaled; 1 takes them as they are.
+        seed: of the drawn targets.
 
     Example:
         >>> from expunge.core.losses import SquaredError
@@ -106,8 +101,6 @@ def kronecker_factors(
         ((Block(name='', inputs=2, outputs=1, bias=False, terms=1),), tensor([1., 2., 4.]))
     """
     require_evaluation_mode(model)
-    if not 0 < min_logit_scale <= 1:
-        raise RequestError(f"Outputs are scaled by factors above 0 and up to 1, not from {min_logit_scale}.")
     if not len(inputs):
         raise DataError("Curvature needs at least one sample.")
     layout = Layout.of(model)
@@ -115,7 +108,7 @@ def kronecker_factors(
     generator = torch.Generator().manual_seed(seed)
     size = min(CHUNK, -(-len(inputs) // PARTS)) if pass_.others else CHUNK
     for part in torch.split(inputs, size):
-        pass_.add(part, loss, generator, min_logit_scale)
+        pass_.add(part, loss, generator)
     values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * len(inputs)])]) / len(inputs)
     if not bool(torch.isfinite(values).all()):
         raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
@@ -160,13 +153,13 @@ class KroneckerCurvature:
             self._diagonal[name] = factors.values[at : at + size].double().clamp(min=0.0)
             at += size
 
-    def apply(self, function: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
-        """``f(G) v`` for a function of eigenvalues, given and returned as a tensor of any shape.
+    def apply(self, function: Filter, vector: Tensor) -> Tensor:
+        """``f(G) v`` for a function of eigenvalues (a tensor of any shape) and of the parameters that they belong to.
 
         Example:
             >>> factors = Factors(torch.tensor([4.0, 0.0, 1.0, 2.0, 0.0]), (Block("", 2, 1, False),))
             >>> layout = Layout.of(nn.Linear(2, 1, bias=False))
-            >>> KroneckerCurvature(factors, layout).apply(lambda e: e, torch.tensor([1.0, 1.0]))
+            >>> KroneckerCurvature(factors, layout).apply(lambda e, names: e, torch.tensor([1.0, 1.0]))
             tensor([8., 2.])
         """
         parts = self._layout.unflatten(vector)
@@ -176,14 +169,23 @@ class KroneckerCurvature:
             matrix = parts[names[0]].flatten(1)
             if block.bias:
                 matrix = torch.cat([matrix, parts[names[1]][:, None]], dim=1)
-            factor = function(eigenvalues + self._l2).to(matrix)
+            factor = function(eigenvalues + self._l2, names).to(matrix)
             matrix = right @ ((right.T @ matrix @ left) * factor) @ left.T
             found[names[0]] = (matrix[:, :-1] if block.bias else matrix).reshape(parts[names[0]].shape)
             if block.bias:
                 found[names[1]] = matrix[:, -1]
         for name, diagonal in self._diagonal.items():
-            found[name] = parts[name] * function(diagonal + self._l2).to(vector).view_as(parts[name])
+            found[name] = parts[name] * function(diagonal + self._l2, (name,)).to(vector).view_as(parts[name])
         return self._layout.flatten(found)
+
+    @property
+    def layers(self) -> int:
+        """How many layers have factors of their own."""
+        return len(self._bases)
+
+    def quadratic(self, vector: Tensor) -> float:
+        """``v' G v``."""
+        return float(vector @ self.apply(lambda values, _: values, vector))
 
 
 class _Pass:
@@ -256,19 +258,13 @@ class _Pass:
                 handle.remove()
         return outputs, tensors
 
-    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator, min_logit_scale: float) -> None:
+    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator) -> None:
         """One more part of the data."""
         self._samples = len(inputs)
         outputs, tensors = self._forward(inputs, [(layer, self._watch(name)) for name, layer in self._layers.items()])
-        scales = outputs.new_ones(len(inputs))
-        if min_logit_scale < 1:
-            chance = torch.rand(len(inputs), generator=generator, dtype=torch.float32)  # whatever the default is
-            scales = min_logit_scale + (1 - min_logit_scale) * chance.to(outputs)
-        scaled = outputs * scales.view(-1, *[1] * (outputs.dim() - 1))
-        targets, weights = loss.sampled_targets(scaled.detach(), generator)
+        targets, weights = loss.sampled_targets(outputs.detach(), generator)
         signs = 2.0 * torch.randint(2, (len(inputs),), generator=generator).to(weights) - 1
-        # Divided by the scale again: what is wanted is the gradient in the outputs that are scaled, not in the others.
-        total = torch.dot(signs * weights.sqrt() / scales, loss.per_sample(scaled, targets))
+        total = torch.dot(signs * weights.sqrt(), loss.per_sample(outputs, targets))
         # All parameters are asked for, so that the backward pass comes by every layer's hook.
         gradients = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
         for name, gradient in zip(self._own, gradients, strict=True):

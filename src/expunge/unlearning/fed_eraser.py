@@ -87,7 +87,7 @@ def fed_eraser(engine: Engine, state: ServerState, request: Request, options: Fe
         options: how to calibrate.
     """
     history, parties, plan = _prepared(engine, state, request, options)
-    model, memory = history.initial.on(state.model.parameters.device), Memory()
+    model, memory = history.initial.on(state.model.parameters.device), Memory(recipe=state.trained_by)
     after, lengths = History(history.initial), []
     with measured(engine) as cost:
         for stored in history.rounds:
@@ -103,7 +103,7 @@ def fed_eraser(engine: Engine, state: ServerState, request: Request, options: Fe
                 fresh = {name: (reply.buffers, reply.count) for name, reply in replies.items()}
                 model = replace(model, buffers=average_buffers(fresh))
             after.record(stored.number, updates, counts)
-            memory.record(updates, counts)
+            memory.record(updates, counts, plain=True)
         if history.rounds[-1].number == 0:  # not everybody trained, so nobody's buffers are there to be averaged
             model = Retained.of(engine, state, parties).statistics(model)
     details: dict[str, Any] = {
@@ -115,7 +115,7 @@ def fed_eraser(engine: Engine, state: ServerState, request: Request, options: Fe
     if parties.partly:
         names = ", ".join(parties.partly)
         warnings.append(f"The lengths of the updates of {names} come from training with the forgotten samples.")
-    kept = memory if state.memory is not None else None
+    kept = memory.bound_to(model) if state.memory is not None else None
     left = replace(state, model=model, memory=kept, history=after, shards=None)
     return Outcome("fed-eraser", left, cost, details=details, warnings=tuple(warnings))
 

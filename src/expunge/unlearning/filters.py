@@ -1,46 +1,51 @@
 """Filters: how much of a client's pull is left at the end of training along a direction of curvature e.
 
-    damped   lambda / (e + lambda)                       what a damped Newton step leaves
-    rounds   (1 - c^T) / (T (1 - c)),  c = (1 - eta e)^steps   T rounds of gradient descent, a pull in each of them
-    blend    the mean of `rounds` and of `damped` with 5 lambda
+    answered   the training itself, run on a quadratic of curvature e with the pull as it came (training/response.py)
+    damped     lambda / (e + lambda)                       what a damped Newton step leaves
 
-They are functions of the curvature alone: core/kronecker.py and core/krylov.py apply any of them to a vector. `rounds`
-is the unrolled training on a quadratic, close to the one-segment form of SOURCE (Bae et al. 2024).
+A gentler one takes those who stay for faster at correcting: ``answered`` of a curvature several times as large.
+
+They are functions of the curvature alone: core/kronecker.py and core/krylov.py apply any of them to a vector. Under
+plain SGD, plain averaging and a pull that comes evenly, `answered` is ``(1 - c^T) / (T (1 - c))``, ``c = (1 - eta
+e)^steps``, close to the one-segment form of SOURCE (Bae et al. 2024).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from expunge.core.kronecker import Filter
 from expunge.errors import RequestError
-from expunge.federation.training.plan import Schedule
-
-Filter = Callable[[Tensor], Tensor]
+from expunge.federation.training.response import Response
 
 
-def damped(damping: float | None) -> Filter:
-    """``lambda / (e + lambda)``.
+def damped(damping: float | None, response: Response | None = None) -> Filter:
+    """``lambda / (e + lambda)``; where no lambda is given, it is the response's cut-off, layer by layer under Adam.
 
     Example:
         >>> import torch
-        >>> damped(0.5)(torch.tensor([0.0, 0.5]))
+        >>> damped(0.5)(torch.tensor([0.0, 0.5]), ())
         tensor([1.0000, 0.5000])
     """
-    if not damping:
+    if damping is None and response is None:
+        raise RequestError("Give a damping, or the training's learning rate, local steps and rounds to derive it from.")
+    if damping == 0:
         raise RequestError("Without damping there is no filter: give a damping above 0.")
-    return lambda curvature: damping / (curvature + damping)
+
+    def left(curvature: Tensor, names: Sequence[str]) -> Tensor:
+        own = damping if damping is not None else 1.0 / response.travel(names)  # type: ignore[union-attr]
+        return own / (curvature + own)
+
+    return left
 
 
-def filter_named(kind: str, damping: float | None, schedule: Schedule | None) -> Filter:
-    """The filter of that name: ``damped``, ``rounds`` (which has no damping) or ``blend``."""
-    if kind == "damped":
-        return damped(damping)
-    if schedule is None:
-        raise RequestError("The filter of the rounds needs the training's learning rate, local steps and rounds.")
-    survival = schedule.survival
-    if kind == "rounds":
-        return survival
-    gentler = damped(5.0 * (damping or 0.0))
-    return lambda curvature: (survival(curvature) + gentler(curvature)) / 2
+def answered(response: Response, spread: Tensor, stiffer: float = 1.0) -> Filter:
+    """What is left in the model of a pull that came over the rounds like this, where curvature is so much larger."""
+    return lambda curvature, names: response.left(stiffer * curvature, spread[None], names)[0][0]
+
+
+def held(response: Response, spread: Tensor) -> Filter:
+    """What is left of it in the server's momentum."""
+    return lambda curvature, names: response.left(curvature, spread[None], names)[1][0]

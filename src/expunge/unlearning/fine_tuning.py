@@ -88,13 +88,13 @@ def same_budget(engine: Engine, state: ServerState, request: Request, options: S
     with measured(engine) as cost:
         while epochs := min(plan.epochs, rest // each):
             now = replace(plan, epochs=epochs)
-            model = taken(model, memory, stay.train(model, now, number))
+            model = taken(model, memory, stay.train(model, now, number), now.learning_rate)
             rest, number = rest - epochs * each, number + 1
         if rest:
             shares = {name: size for name, size in split(rest, left).items() if size}
             draws = {name: Draw(size, derived_seed(plan.seed, "draw", name)) for name, size in shares.items()}
             last = stay.train(model, replace(plan, epochs=1), number, draws=draws)
-            model = taken(model, memory, last)
+            model = taken(model, memory, last, plan.learning_rate)
     details = {"budget": options.budget, "whole_rounds": number, "samples_in_the_last": rest}
     after = state.moved(model, memory)
     return Outcome("fine-tuning-same-budget", after, cost, details=details, warnings=memory_warnings(parties, memory))

@@ -23,6 +23,8 @@ def prepared(engine: Engine, state: ServerState, request: Request, *, leave_out:
         leave_out: whether to go on without clients that stay but are away, where the method offers the choice.
     """
     state.model.require_finite()
+    if state.memory is not None:
+        state.memory.require_model(state.model)
     remembered = state.memory.clients if state.memory is not None else ()
     parties = request.parties(engine.clients(), remembered)
     if (missing := away(state, parties)) and not leave_out:
@@ -71,7 +73,7 @@ def require_finite(step: Tensor) -> None:
 
 
 def forgotten_memory(state: ServerState, parties: Parties) -> Memory | None:
-    """A memory of its own without those who leave, where vectors were kept."""
+    """A memory of its own without those who leave, where vectors were kept; it belongs to no model yet."""
     return state.memory.without(parties.leaving) if state.memory is not None else None
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.rounds import ROUNDING
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.unlearning.checks import require_number, require_rising, require_whole
 from expunge.unlearning.retained import Retained
 
@@ -56,7 +58,9 @@ class LocalTraining:
         batch_size = self.batch_size or (state.schedule.batch_size if state.schedule else None)
         if learning_rate is None or batch_size is None:
             raise RequestError("Local training needs a learning rate and a batch size: give those of the training.")
-        return TrainingPlan(rounds, self.epochs, batch_size, learning_rate, seed=self.seed)
+        rule = state.trained_by.client
+        recipe = Recipe(rule) if isinstance(rule, SGD | Adam) and self.learning_rate is None else Recipe()
+        return TrainingPlan(rounds, self.epochs, batch_size, learning_rate, seed=self.seed, recipe=recipe)
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,16 @@ def without_return(replies: Mapping[str, Trained], remembers: Snapshot, model: S
     return {name: replace(reply, update=strip_return(reply.update, towards)) for name, reply in replies.items()}
 
 
-def taken(model: Snapshot, memory: Memory | None, replies: Mapping[str, Trained]) -> Snapshot:
+def taken(model: Snapshot, memory: Memory | None, replies: Mapping[str, Trained], rate: float) -> Snapshot:
     """The model after the round; the memory, where there is one, gets the round added."""
     if memory is not None:
         memory.record(
             {name: reply.update for name, reply in replies.items()},
             {name: reply.count for name, reply in replies.items()},
+            learning_rate=rate,
+            steps={name: max(reply.steps, ROUNDING) for name, reply in replies.items()},
+            moments={name: reply.moments for name, reply in replies.items() if reply.moments},
+            plain=True,
         )
     return aggregate(model, replies)
 
@@ -117,5 +125,5 @@ def fedavg_rounds(
         replies = stay.train(model, plan, number)
         if change is not None:
             replies = {n: replace(reply, update=change(reply.update, model)) for n, reply in replies.items()}
-        model = taken(model, memory, replies)
+        model = taken(model, memory, replies, plan.rate(number))
     return model

@@ -9,6 +9,8 @@ steps are tried whole first, and judged by what is left of their cost in the end
 
     theta'' = theta' - s (G + m)^-1 grad L_r(theta'),        m = 10 / (eta x local steps), a tenth of a round,
 
+(under Adam layer by layer, by its second moments),
+
 stripped of its component back towards the model that remembers. Both are sums over samples: two messages, no update of
 any single client. How far: FedAvg does not rest where the retained loss is lowest (clients drift apart in their local
 steps), so nor should this. It takes the shortest s after which going on would win those who stay no more than half of
@@ -23,8 +25,8 @@ Where it fails: the loss cannot see whether what comes back is the leaver's or t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -32,12 +34,16 @@ from torch import Tensor
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
 from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.rounds import ROUNDING
+from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Draw, Trained
 from expunge.federation.training.fedavg import aggregate
-from expunge.federation.training.plan import Schedule, TrainingPlan
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD, Adam, Recipe
+from expunge.federation.training.response import Response
 from expunge.unlearning.lengths import lowest, shortest
 from expunge.unlearning.recovery import RECOVERY_LENGTHS, strip_return, without_return
-from expunge.unlearning.retained import Retained
+from expunge.unlearning.retained import BATCH_SIZE, Retained
 
 CORRECTION_LENGTHS = (0.0, *(2.0**-j for j in range(6, -1, -1)))
 """How far a correction may be taken: layers that move together feel more curvature than each on its own."""
@@ -96,7 +102,7 @@ class RecoveryRound:
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The round, as far as it lowers their loss."""
         replies = without_return(stay.train(moved.model, self.plan), moved.remembers, moved.model)
-        return _as_far_as_it_helps(stay, moved, replies, self.lengths)
+        return _as_far_as_it_helps(stay, moved, replies, self.plan.learning_rate, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -107,19 +113,31 @@ class ShortRound:
     over steps and clients takes most of the noise out again.
 
     Attributes:
-        schedule: of the training.
+        plan: one epoch in small batches, with the training's optimiser.
         lengths: how far it may be taken, 0 first.
     """
 
-    schedule: Schedule
+    plan: TrainingPlan
     lengths: tuple[float, ...] = RECOVERY_LENGTHS
+
+    @classmethod
+    def of(cls, state: ServerState, response: Response, lengths: tuple[float, ...]) -> ShortRound | None:
+        """With the training's mean rate; None where its optimiser is not one that clients can be asked for."""
+        rule, works = response.recipe.client, [work for each in response.rounds for work in each.works]
+        if not isinstance(rule, SGD | Adam):
+            return None
+        steps = sum(work.share * work.steps for work in works)
+        rate = sum(work.share * work.steps * work.learning_rate for work in works) / steps
+        batch_size = max(1, (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE) // SMALLER)
+        return cls(TrainingPlan(1, 1, batch_size, rate, recipe=Recipe(rule)), lengths)
 
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The round, as far as it lowers their loss on samples that it was not trained on."""
         draws = self.draws(stay)
         others = max(1, sum(stay.left.values()) - sum(draw.size for draw in draws.values()))
         fewer = stay.looking_at(min(others, others if stay.samples is None else stay.samples))
-        return _as_far_as_it_helps(fewer, moved, self.updates(stay, moved, draws), self.lengths)
+        updates = self.updates(stay, moved, draws)
+        return _as_far_as_it_helps(fewer, moved, updates, self.plan.learning_rate, self.lengths)
 
     def draws(self, stay: Retained) -> dict[str, Draw]:
         """What it trains on: the front of each client's order, whose back is looked at for its length."""
@@ -127,9 +145,7 @@ class ShortRound:
 
     def updates(self, stay: Retained, moved: Moved, draws: Mapping[str, Draw]) -> dict[str, Trained]:
         """What the clients send, stripped of the way back."""
-        batch_size = max(1, self.schedule.batch_size // SMALLER)
-        plan = TrainingPlan(1, 1, batch_size, self.schedule.learning_rate, seed=stay.seed)
-        replies = stay.train(moved.model, plan, draws=draws, averaged=True)
+        replies = stay.train(moved.model, replace(self.plan, seed=stay.seed), draws=draws, averaged=True)
         return without_return(replies, moved.remembers, moved.model)
 
 
@@ -139,13 +155,13 @@ class Correction:
 
     Attributes:
         curvature: of those who stay, layer by layer.
-        schedule: of the training, for the damping.
+        response: of the training, for the damping.
         tau: how much of the retained loss's rise may be left; half of it need not be won.
         lengths: how far it may be taken, 0 first; looked for on half as many other samples.
     """
 
     curvature: KroneckerCurvature
-    schedule: Schedule
+    response: Response
     tau: float
     lengths: tuple[float, ...] = CORRECTION_LENGTHS
 
@@ -162,8 +178,12 @@ class Correction:
 
     def way(self, gradient: Tensor, towards: Tensor) -> Tensor:
         """What is subtracted at s = 1: ``(G + m)^-1 g``, whose opposite does not lead ``towards`` what was."""
-        damping = 1.0 / (PART_OF_A_ROUND * self.schedule.learning_rate * self.schedule.local_steps)
-        return -strip_return(-self.curvature.apply(lambda values: 1.0 / (values + damping), gradient), towards)
+
+        def inverse(values: Tensor, names: Sequence[str]) -> Tensor:
+            round_ = self.response.travel(names) / len(self.response.rounds)
+            return 1.0 / (values + 1.0 / (PART_OF_A_ROUND * round_))
+
+        return -strip_return(-self.curvature.apply(inverse, gradient), towards)
 
 
 def repaired(
@@ -180,7 +200,7 @@ def repaired(
 
 
 def _as_far_as_it_helps(
-    stay: Retained, moved: Moved, updates: Mapping[str, Trained], lengths: tuple[float, ...]
+    stay: Retained, moved: Moved, updates: Mapping[str, Trained], rate: float, lengths: tuple[float, ...]
 ) -> Repaired:
     """The mean of these updates, taken as far as it lowers the retained loss: the safety belt holds here, too."""
     model = moved.model
@@ -194,5 +214,9 @@ def _as_far_as_it_helps(
         moved.memory.record(
             {name: length * reply.update for name, reply in updates.items()},
             {name: reply.count for name, reply in updates.items()},
+            learning_rate=rate,
+            steps={name: max(length * reply.steps, ROUNDING) for name, reply in updates.items()},
+            moments={name: reply.moments for name, reply in updates.items() if reply.moments},
+            plain=True,
         )
     return Repaired(model.moved(model.parameters - length * way), record)

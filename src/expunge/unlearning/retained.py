@@ -109,17 +109,11 @@ class Retained:
 
         return product
 
-    def factors(self, model: Snapshot, min_logit_scale: float) -> KroneckerCurvature:
-        """The Gauss-Newton matrix over the draws as K-FAC has it, layer by layer: one message.
-
-        Args:
-            model: where.
-            min_logit_scale: outputs are scaled by factors drawn from here to 1: below 1 it is a stand-in for the
-                curvature of the way to the model.
-        """
+    def factors(self, model: Snapshot) -> KroneckerCurvature:
+        """The Gauss-Newton matrix over the draws as K-FAC has it, layer by layer: one message."""
         draws = self.draws()
         tasks = {
-            name: CurvatureFactors(model, derived_seed(self.seed, "targets", name), draws[name], gone, min_logit_scale)
+            name: CurvatureFactors(model, derived_seed(self.seed, "targets", name), draws[name], gone)
             for name, gone in self.clients.items()
         }
         return KroneckerCurvature(ask_factors(self.engine, tasks), model.layers())

@@ -1,16 +1,18 @@
-"""Retrace: a client's pull, kept while training, is retraced and taken back. Needs neither the client nor its data.
+"""Retrace: the pull of a client, kept while training or replayed, is retraced and taken back.
 
 While training the server adds up one vector per client, ``A_u`` (federation/keeping/memory.py). To first order,
 training without u would have ended at ``theta - f(G_r) A_u``: each round's pull is missing, worn down by what the
-others trained afterwards, kept in directions that are flat for G_r, gone in curved ones (filters.py). So
+others trained afterwards, kept in directions that are flat for G_r, gone in curved ones. So
 
     theta' = theta - t f(G_r) A_u,        then a repair by those who stay (repair.py)
 
-with G_r the Gauss-Newton matrix of the clients that stay. `retrace` takes G_r apart layer by layer into Kronecker
-factors (K-FAC): one message, and f is exact. `retrace-krylov` sees it through k products, a message each.
+with G_r the Gauss-Newton matrix of the clients that stay, and f the training's own response to a pull, run on a
+quadratic: optimisers, schedules, server momentum, absent clients are in it (training/response.py). `retrace` takes G_r
+apart layer by layer into Kronecker factors (K-FAC): one message, and f is exact. `retrace-krylov` sees it through k
+products, a message each. Where no vector was kept, as of samples whose client stays, the owners replay a few rounds
+(pulls.py).
 
-Where it fails: it assumes plain SGD at a constant rate on the clients and plain averaging on the server (FedAvg), whole
-clients, and vectors recorded while training.
+Where it fails: it is first order in the pull, and the curvature of the end stands for that of the way.
 """
 
 from __future__ import annotations
@@ -22,17 +24,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expunge.core.kronecker import KroneckerCurvature
+from expunge.core.kronecker import Filter, KroneckerCurvature
 from expunge.core.krylov import conjugate_gradient, lanczos
 from expunge.core.preconditioner import sketched
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.training.plan import Schedule
-from expunge.unlearning.filters import filter_named
+from expunge.unlearning.filters import damped
 from expunge.unlearning.options import StepOptions
-from expunge.unlearning.preparation import away_warnings, forgotten_memory, prepared, require_single_replies
+from expunge.unlearning.preparation import (
+    away_warnings,
+    forgotten_memory,
+    memory_warnings,
+    prepared,
+    require_reachable,
+    require_single_replies,
+)
+from expunge.unlearning.pulls import Apply, Pull, Replay, recorded
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.repair import Correction, RecoveryRound, Repair, ShortRound
@@ -40,6 +49,15 @@ from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.retained import Retained, has_statistics
 from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions, estimate, estimate_krylov
 from expunge.unlearning.trust_region import Following, Taken, shortened, take, unsafe
+
+Step = Callable[[Apply], Tensor]
+"""What is subtracted from the model, given how functions of the curvature are applied."""
+
+STIFFER = 4.0
+"""The gentler step takes those who stay for so many times as fast at correcting."""
+
+LOUD, FURTHER = 3.0, 0.2
+"""Where a client's pull is so many times as long by weight as others', the step is taken so much further."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,69 +67,118 @@ class _Ready:
     state: ServerState
     parties: Parties
     stay: Retained
-    pull: Tensor
-    contributions: dict[str, float]
     recovery: Mapping[str, Repair]
+    pull: Callable[[Engine], Pull]
 
     def following(self, repairs: Callable[[Snapshot], Mapping[str, Repair]], *, may_cost_more: bool) -> Following:
         """What follows the step: those who stay keep their vectors, without those who leave."""
         return Following(self.state.model, lambda: forgotten_memory(self.state, self.parties), repairs, may_cost_more)
 
-    def outcome(self, taken: Taken, cost: Cost, tau: float | None, details: Mapping[str, Any]) -> Outcome:
+    def outcome(
+        self, taken: Taken, cost: Cost, tau: float | None, details: Mapping[str, Any], momentum: Tensor | None = None
+    ) -> Outcome:
         """What was done, or that no length of the step was safe."""
-        step = {"contributions": self.contributions, **details.get("solves", {}), **taken.record}
-        told: dict[str, Any] = {"source": "trajectory", "curvature_samples": self.stay.samples}
+        memory, step = self.state.memory, {**details.get("solves", {}), **taken.record}
+        if memory is not None and not self.parties.partly and set(self.parties.leaving) <= set(memory.clients):
+            norms = memory.norms(self.parties.leaving)
+            step = {"contributions": dict(zip(self.parties.leaving, norms, strict=True)), **step}
+        told: dict[str, Any] = {"curvature_samples": self.stay.samples}
         told |= {name: value for name, value in details.items() if name != "solves"}
         told |= {"steps": [step], **taken.repairs}
         if taken.length is None:
             return unsafe("retrace", self.state, cost, told)
+        left = taken.memory.bound_to(taken.model, momentum) if taken.memory is not None else None
         warnings = (*away_warnings(self.state, self.parties), *shortened(taken, tau))
-        return Outcome("retrace", self.state.moved(taken.model, taken.memory), cost, details=told, warnings=warnings)
+        warnings += memory_warnings(self.parties, left)
+        return Outcome("retrace", self.state.moved(taken.model, left), cost, details=told, warnings=warnings)
 
 
 def retrace(engine: Engine, state: ServerState, request: Request, options: RetraceOptions) -> Outcome:
-    """Forget clients by their kept pull, filtered layer by layer in one message, and repaired.
+    """Forget by the kept or replayed pull, filtered layer by layer in one message, and repaired.
 
     Args:
-        engine: reaches the clients that stay; the leaving ones need not be there.
+        engine: reaches the clients that stay; leaving ones need not be there where their vectors were kept.
         state: the trained model with its schedule and memory; it is left untouched.
-        request: which clients are to be forgotten.
+        request: what is to be forgotten.
         options: filter, trust region, what follows.
     """
-    ready, schedule = _ready(engine, state, request, options), state.schedule
-    damping = options.damping_of(state) if options.filter != "rounds" else None
-    sharper = ("blend",) if schedule is not None else ()  # which needs to know the rounds
-    kinds = (*sharper, "damped") if options.filter == "auto" else (options.filter,)
-    filters = {kind: filter_named(kind, damping, schedule) for kind in kinds}
+    ready = _ready(engine, state, request, options)
     with measured(engine) as cost:
-        curvature = ready.stay.factors(state.model, options.min_logit_scale)
-        steps = {kind: curvature.apply(left, ready.pull) for kind, left in filters.items()}
+        pull = ready.pull(engine)
+        filters, curvature = _steps(pull, options.filter, options.damping), ready.stay.factors(state.model)
+        reach = _reach(state, pull, ready.parties) if curvature.layers > 1 else 1.0
+        steps = {kind: reach * step(curvature.apply) for kind, step in filters.items()}
+        expected = {
+            kind: float(step @ curvature.apply(lambda values, _: values, step)) / 2 for kind, step in steps.items()
+        }
         repairs, corrects = (lambda _: ready.recovery), False
-        if schedule is not None and options.may_correct:
-            repairs, corrects = _corrections(engine, state.model, curvature, schedule, options), True
+        if pull.response is not None and options.may_correct:
+            repairs, corrects = _corrections(engine, state, curvature, pull, options), True
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
-        taken = take(ready.stay, state.model, steps, options.tau, options.lengths, following)
-    return ready.outcome(taken, cost, options.tau, {"solver": "kronecker", "damping": damping})
+        taken = take(ready.stay, state.model, steps, options.tau, options.lengths, following, expected)
+        momentum = _momentum(state, pull, curvature.apply, taken)
+    details = {"source": pull.source, "solver": "kronecker", "damping": options.damping, "reach": reach}
+    return ready.outcome(taken, cost, options.tau, details, momentum)
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:
-    """Forget clients by their kept pull, filtered through k products of the retained curvature.
+    """Forget by the kept or replayed pull, filtered through k products of the retained curvature.
 
     Args: as those of ``retrace``.
     """
-    ready = _ready(engine, state, request, options)
-    damping = options.damping_of(state) if options.filter in ("damped", "blend") else None
-    if options.filter in ("rounds", "blend"):
-        filter_named(options.filter, damping, state.schedule)  # refused early
+    ready, solves = _ready(engine, state, request, options), dict[str, Any]()
     with measured(engine) as cost:
-        step, solves = ready.pull, dict[str, Any]()
-        if options.filter != "none":
-            step, solves = _by_krylov(ready.stay, state, ready.pull, damping, options)
+        pull = ready.pull(engine)
+        product = ready.stay.product(state.model)
+
+        def apply(function: Filter, vector: Tensor) -> Tensor:
+            return lanczos(product, vector, options.iterations).apply(lambda values: function(values, ()))
+
+        momentum = None
+        if options.filter == "none":
+            step = pull.total
+        elif options.filter == "response":
+            step = pull.left(apply)
+        else:
+            step, solves = _by_conjugate_gradient(product, pull, options)
         following = ready.following(
             lambda _: ready.recovery, may_cost_more=bool(ready.recovery) and options.filter != "none"
         )
         taken = take(ready.stay, state.model, {options.filter: step}, options.tau, options.lengths, following)
-    return ready.outcome(taken, cost, options.tau, {"solver": "krylov", "damping": damping, "solves": solves})
+        momentum = _momentum(state, pull, apply, taken)
+    details = {"source": pull.source, "solver": "krylov", "damping": options.damping, "solves": solves}
+    return ready.outcome(taken, cost, options.tau, details, momentum)
+
+
+def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
+    """What is subtracted at length 1, by the filter's name, the sharper first; refused before anybody is asked."""
+    if kind == "damped" or (kind == "auto" and pull.response is None):
+        left = damped(damping, pull.response)
+        return {"damped": lambda apply: apply(left, pull.total)}
+    if pull.response is None:
+        raise RequestError("The training's response needs its learning rate, local steps and rounds.")
+    gentler: dict[str, Step] = {"gentle": lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}
+    return {"response": pull.left, **gentler}
+
+
+def _reach(state: ServerState, pull: Pull, parties: Parties) -> float:
+    """How far the step is taken: 1, and up to a fifth further where a client has pulled louder than others.
+
+    Of a boosted pull more is left in a network of several layers than the response tells (docs/method.md), of a clean
+    client's it is not, and in a linear model the response is right.
+    """
+    if pull.source != "recorded" or state.memory is None:
+        return 1.0
+    louder = (state.memory.loudness(parties.leaving) - 1.0) / (LOUD - 1.0)
+    return 1.0 + FURTHER * min(max(louder, 0.0), 1.0)
+
+
+def _momentum(state: ServerState, pull: Pull, apply: Apply, taken: Taken) -> Tensor | None:
+    """The server's momentum without what it holds of the pull; None where its rule has none."""
+    held = state.memory.server_momentum if state.memory is not None else None
+    if held is None or pull.response is None or taken.length is None:
+        return held
+    return held - pull.held(apply).to(held)
 
 
 def is_long(remembers: Snapshot, model: Snapshot, ratio: float) -> bool:
@@ -129,57 +196,76 @@ def is_long(remembers: Snapshot, model: Snapshot, ratio: float) -> bool:
 def _ready(engine: Engine, state: ServerState, request: Request, options: StepOptions) -> _Ready:
     """Everything that can be refused is refused here, before any work."""
     parties = prepared(engine, state, request, leave_out=options.missing == "leave-out")
-    if parties.partly:
-        raise RequestError("Retrace forgets whole clients only: use hf-kcu for samples.")
-    if state.memory is None:
-        reason = "There are no vectors here" if state.lost else "No vectors were kept while training"
-        told = (f"{reason}, so retrace has nothing to take back: use hf-kcu.", *state.lost)
-        raise RequestError(" ".join(told))
-    if state.memory.size not in (None, state.model.parameters.numel()):
-        raise RequestError("The memory was recorded with another model: its vectors have another length.")
+    pull = _source(state, parties, options)
     recovery = options.recovery
     repairs = {"recovery": RecoveryRound(recovery.plan(state), recovery.lengths)} if recovery is not None else {}
-    require_single_replies(engine, state, asks_for_them=recovery is not None)
+    asks = recovery is not None or isinstance(pull, Replay)
+    require_single_replies(engine, state, asks_for_them=asks)
     stay = Retained.of(engine, state, parties)
     stay = replace(stay, samples=options.samples(sum(stay.left.values())), seed=options.seed)
-    pull = state.memory.influence(parties.leaving).to(state.model.parameters)
-    norms = dict(zip(parties.leaving, state.memory.norms(parties.leaving), strict=True))
-    return _Ready(state, parties, stay, pull, norms, repairs)
+    if isinstance(pull, Replay):
+        return _Ready(state, parties, stay, repairs, pull)
+    kept, kind = pull, getattr(options, "filter", "auto")
+    if kind != "none":
+        _steps(kept, kind, options.damping)
+    return _Ready(state, parties, stay, repairs, lambda _: kept)
+
+
+def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull | Replay:
+    """Vectors of everybody who leaves, where they were kept; else a replay by those who hold the data."""
+    remembered = state.memory.clients if state.memory is not None else ()
+    if not parties.partly and (state.checkpoints is None or set(parties.leaving) <= set(remembered)):
+        return recorded(state, parties.leaving)
+    if state.checkpoints is None:
+        raise RequestError(
+            "Samples whose client stays have no vector of their own, and there are no checkpoints to replay from: "
+            "use hf-kcu."
+        )
+    require_reachable(parties)
+    replay = Replay(state, parties, options.seed)
+    replay.require_possible()
+    return replay
 
 
 def _corrections(
-    engine: Engine, remembers: Snapshot, curvature: KroneckerCurvature, schedule: Schedule, options: RetraceOptions
+    engine: Engine, state: ServerState, curvature: KroneckerCurvature, pull: Pull, options: RetraceOptions
 ) -> Callable[[Snapshot], Mapping[str, Repair]]:
     """A correction, and after a long step a short round before it; by where the step ended."""
     tau = 0.0 if options.tau is None else options.tau
-    correction: dict[str, Repair] = {"correction": Correction(curvature, schedule, tau, options.correction_lengths)}
-    both: dict[str, Repair] = {"short_round": ShortRound(schedule, options.round_lengths), **correction}
+    assert pull.response is not None
+    correction: dict[str, Repair] = {
+        "correction": Correction(curvature, pull.response, tau, options.correction_lengths)
+    }
+    short = ShortRound.of(state, pull.response, options.round_lengths)
 
     def repairs(model: Snapshot) -> Mapping[str, Repair]:
         # A client's own local training is no sum, and would bring batch-norm statistics of its own.
-        can_train = not engine.sums_only and not has_statistics(model)
-        return both if can_train and is_long(remembers, model, options.long_step_ratio) else correction
+        can_train = short is not None and not engine.sums_only and not has_statistics(model)
+        if short is not None and can_train and is_long(state.model, model, options.long_step_ratio):
+            return {"short_round": short, **correction}
+        return correction
 
     return repairs
 
 
-def _by_krylov(
-    stay: Retained, state: ServerState, pull: Tensor, damping: float | None, options: RetraceKrylovOptions
+def _by_conjugate_gradient(
+    product: Callable[[Tensor], Tensor], pull: Pull, options: RetraceKrylovOptions
 ) -> tuple[Tensor, dict[str, Any]]:
-    """``f(G) A`` through products: the damped filter by conjugate gradient, any other by Lanczos."""
-    product = stay.product(state.model)
-    if damping is None or options.filter != "damped":
-        return lanczos(product, pull, options.iterations).apply(
-            filter_named(options.filter, damping, state.schedule)
-        ), {}
-    right_side = damping * pull
+    """``lambda (G + lambda)^-1 A``: the damped filter through products."""
+    damping = options.damping
+    if damping is None:
+        if pull.response is None:
+            damped(None)  # refused
+        assert pull.response is not None
+        damping = 1.0 / pull.response.travel()
+    right_side = damping * pull.total
     solution = conjugate_gradient(
         product,
         right_side,
         iterations=options.iterations,
         damping=damping,
         tolerance=options.tolerance,
-        start=pull,  # only the curved part has to be found, and it stays defined at lambda = 0
+        start=pull.total,  # only the curved part has to be found, and it stays defined at lambda = 0
         preconditioner=sketched(product, right_side, damping, rank=options.preconditioner_rank, seed=options.seed),
     )
     return solution.vector, {"solves": {"server": solution.diagnosis()}}
@@ -190,7 +276,7 @@ register(
         "retrace",
         retrace,
         RetraceOptions(),
-        "our default: the pull kept while training, filtered layer by layer, taken back, repaired",
+        "our default: the pull kept while training or replayed, filtered layer by layer, taken back, repaired",
         needs="vectors",
         estimate=estimate,
     ),

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from expunge.errors import RequestError
 from expunge.federation.messages.tasks import FORWARD_COST, PRODUCT_COST
 from expunge.unlearning.checks import (
     refuse_idle,
@@ -21,8 +20,8 @@ from expunge.unlearning.options import StepOptions
 from expunge.unlearning.recovery import RECOVERY_LENGTHS
 from expunge.unlearning.repair import CORRECTION_LENGTHS, PART
 
-FactoredFilter = Literal["auto", "damped", "rounds", "blend"]
-KrylovFilter = Literal["damped", "rounds", "blend", "none"]
+FactoredFilter = Literal["auto", "response", "damped"]
+KrylovFilter = Literal["damped", "response", "none"]
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,8 @@ class RetraceOptions(StepOptions):
         recovery: a whole round of the clients that stay afterwards, in place of a correction; or None.
         missing: what to do when a client that stays cannot be reached: ``refuse`` or ``leave-out``.
         seed: of the samples drawn.
-        filter: what is left of a pull along a direction of curvature e (filters.py): ``damped``, ``rounds`` or
-            ``blend``; ``auto`` is blend, or damped where blend costs those who stay too much.
-        min_logit_scale: a pull was worn down by the curvature of the training's way, not by that of its end, where a
-            model that fits its samples has nearly none: outputs are scaled by factors from here to 1 as a stand-in.
-            Chosen, not derived (docs/method.md).
+        filter: what is left of a pull along a direction of curvature e (filters.py): the training's own ``response``
+            or ``damped``; ``auto`` is the response, or damped where that costs those who stay too much.
         correction: whether a correction of those who stay follows, or a short round after a long step (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one.
@@ -52,7 +48,6 @@ class RetraceOptions(StepOptions):
     """
 
     filter: FactoredFilter = "auto"
-    min_logit_scale: float = 0.5
     correction: bool = True
     correction_lengths: tuple[float, ...] = CORRECTION_LENGTHS
     long_step_ratio: float = 0.1
@@ -67,11 +62,8 @@ class RetraceOptions(StepOptions):
         require_rising(self, "correction_lengths", "round_lengths")
         if self.long_step_ratio != math.inf:  # nothing is a long step
             require_number(self, "long_step_ratio")
-        require_number(self, "min_logit_scale")
-        if not 0 < self.min_logit_scale <= 1:
-            raise RequestError(f"The option min_logit_scale lies above 0 and is at most 1, not {self.min_logit_scale}.")
-        if self.filter == "rounds":
-            refuse_idle(self, ("damping",), "the filter of the rounds has none")
+        if self.filter == "response":
+            refuse_idle(self, ("damping",), "the training's response has none")
         if not self.may_correct:
             reason = "nothing is corrected without a correction, without tau, or beside a recovery"
             refuse_idle(self, ("correction_lengths", "long_step_ratio", "round_lengths"), reason)
@@ -103,7 +95,7 @@ class RetraceKrylovOptions(StepOptions):
         recovery: a round of the clients that stay afterwards, or None.
         missing: what to do when a client that stays cannot be reached: ``refuse`` or ``leave-out``.
         seed: of the samples drawn.
-        filter: ``damped`` (by conjugate gradient), ``rounds`` or ``blend`` (by Lanczos), or ``none``: the bare pull.
+        filter: ``damped`` (by conjugate gradient), ``response`` (by Lanczos), or ``none``: the bare pull.
         iterations: k of conjugate gradient or Lanczos.
         tolerance: relative residual at which conjugate gradient may stop early.
         preconditioner_rank: products spent on a Nystrom sketch before conjugate gradient; 0 is none.
@@ -122,8 +114,8 @@ class RetraceKrylovOptions(StepOptions):
         require_number(self, "tolerance")
         if self.filter != "damped":
             refuse_idle(self, ("tolerance", "preconditioner_rank"), "only the damped filter is a linear system")
-        if self.filter == "rounds":
-            refuse_idle(self, ("damping",), "the filter of the rounds has none")
+        if self.filter == "response":
+            refuse_idle(self, ("damping",), "the training's response has none")
         if self.filter == "none":
             refuse_idle(self, ("iterations", "damping"), "the pull is not filtered")
 

@@ -24,12 +24,15 @@ class RetrainOptions:
     Attributes:
         start: the initial model; a fresh initialisation, or the one that the training began with.
         plan: the training plan, usually the training's own with a fresh seed.
+        same_draws: whether those who stay are drawn for the same rounds as with those who leave; with the training's
+            own start and plan they then see the same batches in the same rounds.
         keep: what is recorded, so that the new model can forget in its turn.
         progress: called after each round.
     """
 
     start: Snapshot | None = None
     plan: TrainingPlan | None = None
+    same_draws: bool = False
     keep: Keep = KEEP_VECTORS
     progress: Progress | None = None
 
@@ -46,6 +49,7 @@ def retrain(engine: Engine, state: ServerState, request: Request, options: Retra
             options.start,
             options.plan,
             clients=parties.retained,
+            absent=parties.leaving if options.same_draws else (),
             keep=options.keep,
             progress=options.progress,
         )

@@ -23,7 +23,10 @@ from expunge.unlearning.repair import Moved, Repair, repaired
 from expunge.unlearning.retained import Retained
 
 ROOM = 3.0
-"""A step that a repair follows may cost those who stay so many times tau at first."""
+"""A step that a repair follows may cost those who stay so many times what is allowed in the end."""
+
+CAP = 4.0
+"""What a step is expected to cost is allowed, but no more than so many times tau: whoever lies cannot lift that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,7 @@ def take(
     tau: float | None,
     lengths: tuple[float, ...],
     following: Following | None,
+    expected: Mapping[str, float] | None = None,
 ) -> Taken:
     """Take the first of these steps that those who stay can bear.
 
@@ -99,6 +103,7 @@ def take(
         tau: how much the retained loss may rise in the end; None takes the first step whole.
         lengths: the lengths that are tried, longest first.
         following: what follows, where this is the last step.
+        expected: what each step is expected to cost those who stay, by its own curvature; that much more is allowed.
     """
     for step in steps.values():
         require_finite(step)
@@ -107,27 +112,28 @@ def take(
         whole = Trial(1.0, stay.statistics(model.moved(model.parameters - step)), {})
         return _followed(stay, _record(name, step, 1.0, {}), whole, following)[0]
     taken = Taken({}, model)
-    for name, allowed, tried in _tries(tuple(steps), tau, lengths, following is not None and following.may_cost_more):
-        trial, losses = longest_safe(stay.trials(model, steps[name], tried), allowed)
+    for name, room, tried in _tries(tuple(steps), lengths, following is not None and following.may_cost_more):
+        allowed = tau + min(max((expected or {}).get(name, 0.0), 0.0), CAP * tau)
+        trial, losses = longest_safe(stay.trials(model, steps[name], tried), room * allowed)
         record = _record(name, steps[name], trial.length if trial is not None else None, losses)
         if trial is None:
             taken = Taken(record, model)
             continue
         taken, left = _followed(stay, record, trial, following)
-        if left <= tau:
+        if left <= allowed:
             break
     return taken
 
 
 def _tries(
-    names: tuple[str, ...], tau: float, lengths: tuple[float, ...], repaired: bool
+    names: tuple[str, ...], lengths: tuple[float, ...], repaired: bool
 ) -> list[tuple[str, float, tuple[float, ...]]]:
-    """Which steps are tried one after another: what each may cost those who stay, and in which lengths."""
+    """Which steps are tried one after another: how much of what is allowed each may cost at first, in which lengths."""
     *earlier, last = names
     if repaired and not earlier:
         earlier = [last]
     room = ROOM if repaired else 1.0
-    return [*((name, room * tau, lengths[:1]) for name in earlier), (last, tau, lengths)]
+    return [*((name, room, lengths[:1]) for name in earlier), (last, 1.0, lengths)]
 
 
 def _record(

@@ -188,9 +188,7 @@ class Client:
         count = len(self.data.available(task.exclude))
         inputs, _ = self._take(self._drawn(task.draw, task.exclude))
         self._model.eval()
-        factors = kronecker_factors(
-            self._model, task.model, inputs, self._loss, seed=task.seed, min_logit_scale=task.min_logit_scale
-        )
+        factors = kronecker_factors(self._model, task.model, inputs, self._loss, seed=task.seed)
         return Sum(factors.values * count, count, float(len(inputs)), factors.blocks)
 
     @_perform.register

@@ -16,6 +16,7 @@ It does not exist under secure aggregation.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,11 @@ from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import AdaptiveServer, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response, Work, spread
 
-STRETCHES = 8
+STRETCHES = 4
 """At most so many stretches of rounds are kept apart where it matters when a client pulled."""
+
+SMALL_MODEL = 1000
+"""Up to so many parameters stretches cost nothing worth counting, so they are kept under every server rule."""
 
 Update = Tensor | Mapping[str, Tensor]
 
@@ -143,7 +147,8 @@ class Memory:
         mean = weighted_sum(vectors.values(), (share[name] for name in vectors))
         pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
         self._stretches = added(self._stretches, pulls, len(self._kept), self._most)
-        self._kept.append(replace(kept, mark=(float(mean.double().norm()), float(mean.double().sum()))))
+        mark = (float(mean.double().norm()), float(mean.double().sum()))
+        self._kept.append(replace(kept, pulls={name: float(own.norm()) for name, own in pulls.items()}, mark=mark))
         if self._place is not None:
             self._place = self._place.moved(self.recipe, mean, plain=plain)
 
@@ -202,6 +207,26 @@ class Memory:
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
         return [float(torch.linalg.vector_norm(self._total(name))) for name in names]
+
+    def loudness(self, names: Iterable[str]) -> float:
+        """How long the pull of these clients is by weight, in units of the median of those who stay; 1 is as theirs.
+
+        Whoever boosts its updates pulls longer than others of its weight.
+        """
+        leaving = tuple(names)
+        strengths = {name: length / weight for name, length, weight in self._strengths() if weight > 0}
+        others = [strengths[name] for name in strengths if name not in leaving]
+        own = [strengths[name] for name in leaving if name in strengths]
+        usual = statistics.median(others) if others else 0.0
+        return max(own) / usual if own and usual > 0 else 1.0
+
+    def _strengths(self) -> list[tuple[str, float, float]]:
+        """Of each client the summed length of its pulls and its summed weight, over the rounds that recorded both."""
+        known = [each for each in self._kept if each.pulls]
+        return [
+            (name, sum(each.pulls.get(name, 0.0) for each in known), sum(each.shares.get(name, 0.0) for each in known))
+            for name in self.clients
+        ]
 
     def without(self, names: Iterable[str]) -> Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
@@ -293,8 +318,9 @@ class Memory:
     @property
     def _most(self) -> int:
         """How many stretches are kept apart: more than one only where it matters when a client pulled."""
-        server = self.recipe.server
-        return STRETCHES if isinstance(server, FedAvgM) and server.momentum > 0 else 1
+        server, place = self.recipe.server, self._place
+        has_momentum = isinstance(server, FedAvgM) and server.momentum > 0
+        return STRETCHES if has_momentum or (place is not None and place.now.numel() <= SMALL_MODEL) else 1
 
     def save(self, path: Path) -> None:
         """Write it to one safetensors file."""

@@ -26,6 +26,7 @@ class KeptRound:
         rates: learning rates, where they were recorded.
         steps: local steps, where they were recorded.
         moments: second moments by parameter (recipe.second_moments), where they were recorded.
+        pulls: the length of each participant's pull, where it was recorded.
         plain: whether the mean was added as it is, whatever the server's rule.
         mark: length and sum of the mean update, by which the same round is known again; None once somebody left.
     """
@@ -34,6 +35,7 @@ class KeptRound:
     rates: Mapping[str, float] = field(default_factory=dict)
     steps: Mapping[str, float] = field(default_factory=dict)
     moments: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    pulls: Mapping[str, float] = field(default_factory=dict)
     plain: bool = False
     mark: tuple[float, float] | None = None
 
@@ -57,7 +59,7 @@ class KeptRound:
             raise RequestError("Second moments are roots of mean squares: numbers of at least 0.")
         if len({len(values) for values in own.values()}) > 1:
             raise RequestError("Clients sent different numbers of second moments: are they all of the same model?")
-        return cls(dict(shares), read["learning rate"], read["steps"], own, plain)
+        return cls(dict(shares), read["learning rate"], read["steps"], own, plain=plain)
 
     def works(self, rate: float | None, steps: float | None) -> dict[str, Work] | None:
         """What each client did, with these where nothing was recorded; None where something is not known at all."""
@@ -66,7 +68,7 @@ class KeptRound:
             own = self.rates.get(name, rate), self.steps.get(name, steps)
             if own[0] is None or own[1] is None:
                 return None
-            found[name] = Work(share, own[0], own[1], self.moments.get(name, ()))
+            found[name] = Work(share, own[0], own[1], self.moments.get(name, ()), self.pulls.get(name, 0.0))
         return found
 
     def without(self, gone: str) -> KeptRound | None:
@@ -77,12 +79,13 @@ class KeptRound:
         left = {name: share / rest for name, share in self.shares.items() if name != gone}
         rates, steps = ({n: value for n, value in known.items() if n != gone} for known in (self.rates, self.steps))
         moments = {name: values for name, values in self.moments.items() if name != gone}
-        return replace(self, shares=left, rates=rates, steps=steps, moments=moments, mark=None)
+        pulls = {name: length for name, length in self.pulls.items() if name != gone}
+        return replace(self, shares=left, rates=rates, steps=steps, moments=moments, pulls=pulls, mark=None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what was not recorded is left out."""
-        known = {"rates": self.rates, "steps": self.steps, "moments": self.moments, "plain": self.plain}
-        mark = {"mark": list(self.mark)} if self.mark is not None else {}
+        known = {"rates": self.rates, "steps": self.steps, "moments": self.moments, "pulls": self.pulls}
+        mark = ({"plain": True} if self.plain else {}) | ({"mark": list(self.mark)} if self.mark is not None else {})
         return {"shares": dict(self.shares), **{name: value for name, value in known.items() if value}, **mark}
 
     @classmethod
@@ -98,8 +101,10 @@ class KeptRound:
             written.get("moments"),
             plain=bool(written.get("plain", False)),
         )
-        mark = written.get("mark")
-        return replace(read, mark=(float(mark[0]), float(mark[1])) if mark is not None else None)
+        mark, pulls = written.get("mark"), {name: float(own) for name, own in written.get("pulls", {}).items()}
+        if not all(name in shares and 0 <= length < math.inf for name, length in pulls.items()):
+            raise ValueError("the length of a pull is not a number of at least 0")
+        return replace(read, pulls=pulls, mark=(float(mark[0]), float(mark[1])) if mark is not None else None)
 
 
 def staying(

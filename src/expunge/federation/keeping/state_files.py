@@ -8,13 +8,16 @@ from pathlib import Path
 from torch import nn
 
 from expunge.federation.keeping.checkpoint import load_snapshot, save_snapshot
+from expunge.federation.keeping.checkpoints import Checkpoints
 from expunge.federation.keeping.history import History
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.shards import Shards
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.plan import Schedule
 
-_MODEL, _VECTORS, _UPDATES, _SHARDS = (f"{name}.safetensors" for name in ("model", "memory", "history", "shards"))
+_MODEL, _VECTORS, _UPDATES, _SHARDS, _WAY = (
+    f"{name}.safetensors" for name in ("model", "memory", "history", "shards", "checkpoints")
+)
 
 
 def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
@@ -31,6 +34,8 @@ def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
         state.memory.save(folder / _VECTORS)
     if state.history is not None:
         state.history.save(folder / _UPDATES)
+    if state.checkpoints is not None:
+        state.checkpoints.save(folder / _WAY)
     load_state(model, folder, state.schedule)
 
 
@@ -43,7 +48,10 @@ def kept_in(state: ServerState) -> list[str]:
         >>> kept_in(ServerState(Snapshot(torch.zeros(1), {}), memory=Memory()))
         ['vectors']
     """
-    parts = {"vectors": state.memory, "updates": state.history, "shards": state.shards}
+    parts = {
+        **{"vectors": state.memory, "updates": state.history},
+        **{"shards": state.shards, "checkpoints": state.checkpoints},
+    }
     return [name for name, part in parts.items() if part is not None]
 
 
@@ -59,12 +67,15 @@ def load_state(model: nn.Module, folder: Path, schedule: Schedule | None, kept: 
     device = next(model.parameters()).device
     memory = Memory.load(folder / _VECTORS) if (folder / _VECTORS).exists() else None
     history = History.load(folder / _UPDATES) if (folder / _UPDATES).exists() else None
+    way = Checkpoints.load(folder / _WAY) if (folder / _WAY).exists() else None
+    parts = (("vectors", _VECTORS, memory), ("updates", _UPDATES, history), ("checkpoints", _WAY, way))
     lost = tuple(
         f"{folder / file} is missing, though {what} were kept: put it back if you can."
-        for what, file, part in (("vectors", _VECTORS, memory), ("updates", _UPDATES, history))
+        for what, file, part in parts
         if what in kept and part is None
     )
     if (folder / _SHARDS).exists() or "shards" in kept:
         shards = Shards.load(folder / _SHARDS, device)
         return ServerState(shards.model, schedule, memory, history, shards, lost=lost)
-    return ServerState(load_snapshot(model, folder / _MODEL), schedule, memory, history, lost=lost)
+    trained = load_snapshot(model, folder / _MODEL)
+    return ServerState(trained, schedule, memory, history, checkpoints=way, lost=lost)

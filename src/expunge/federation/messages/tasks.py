@@ -111,16 +111,12 @@ class CurvatureProduct:
 
 @dataclass(frozen=True, eq=False)
 class CurvatureFactors:
-    """Kronecker factors of the local curvature (on a draw of samples), in one flat vector; ``seed`` draws targets.
-
-    With ``min_logit_scale`` below 1 it draws scales, too: a stand-in for the curvature of the way (core/kronecker.py).
-    """
+    """Kronecker factors of the local curvature (on a draw of samples), in one flat vector; ``seed`` draws targets."""
 
     model: Snapshot
     seed: int
     draw: Draw | None = None
     exclude: Indices = ()
-    min_logit_scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ With a momentum on the server it is FedAvgM (Hsu et al. 2019); clients train by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.engines.engine import Engine, ask_each, timed
+from expunge.federation.keeping.checkpoints import Checkpoints, wanted_rounds
 from expunge.federation.keeping.history import History
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
@@ -34,16 +35,20 @@ class Keep:
     Attributes:
         vectors: one vector per client (memory.py).
         updates_every: the clients' updates of the first round and of every so many after it (history.py), or None.
+        checkpoints: so many global models of the way (checkpoints.py): what samples did can be replayed from them.
 
     Example:
         >>> Keep(updates_every=2)
-        Keep(vectors=True, updates_every=2)
+        Keep(vectors=True, updates_every=2, checkpoints=3)
     """
 
     vectors: bool = True
     updates_every: int | None = None
+    checkpoints: int = 3
 
     def __post_init__(self) -> None:
+        if self.checkpoints < 0:
+            raise RequestError(f"At least 0 checkpoints can be kept, not {self.checkpoints}.")
         if self.updates_every is not None and self.updates_every < 1:
             raise RequestError(f"Updates can be kept of every round or every few, not of every {self.updates_every}.")
 
@@ -58,6 +63,7 @@ def train(
     plan: TrainingPlan,
     *,
     clients: Mapping[str, Indices] | None = None,
+    absent: Sequence[str] = (),
     keep: Keep = KEEP_VECTORS,
     progress: Progress | None = None,
 ) -> ServerState:
@@ -68,12 +74,14 @@ def train(
         start: the initial model.
         plan: rounds, epochs and so on.
         clients: who takes part, each with the samples it leaves out; None is everyone with everything.
+        absent: who is drawn for rounds as well and then is not there: the others are drawn as they were with them.
         keep: what is recorded to be able to forget later.
         progress: called after each round with ("training", done, total).
     """
     members = dict(clients) if clients is not None else dict.fromkeys(engine.clients(), ())
     if not members:
         raise RequestError("Nobody is left to train: a federation needs at least one client.")
+    pool = tuple(dict.fromkeys(name for name in (*engine.clients(), *absent) if name in members or name in absent))
     start.require_finite()
     server = plan.recipe.server
     if isinstance(server, AdaptiveServer):
@@ -82,9 +90,14 @@ def train(
     history = History(start) if keep.updates_every is not None else None
     kept = {"vectors": memory, "updates": history}
     seconds = {what: 0.0 for what, place in kept.items() if place is not None}
+    way, wanted = dict[int, Snapshot](), wanted_rounds(keep.checkpoints, plan.rounds) if keep.checkpoints else ()
     model, momentum = start, torch.zeros_like(start.parameters)
     for number in range(plan.rounds):
-        chosen = _sample_clients(tuple(members), plan, number)
+        if number in wanted:
+            way[number] = model
+        chosen = [name for name in _sample_clients(pool, plan, number) if name in members]
+        if not chosen:  # only the absent were drawn
+            continue
         tasks = {name: plan.task(model, number, name, members[name]) for name in chosen}
         replies = ask_each(engine, tasks, Trained)
         parameters, momentum = server.apply(model.parameters, momentum, mean_update(replies))
@@ -102,7 +115,10 @@ def train(
         if progress is not None:
             progress("training", number + 1, plan.rounds)
     left = {name: engine.clients()[name] - len(left_out) for name, left_out in members.items()}
-    return ServerState(model, plan.schedule(left), memory, history, keeping_seconds=seconds)
+    schedule, checkpoints = plan.schedule(left), Checkpoints(way) if way else None
+    return ServerState(
+        model, schedule, memory, history, checkpoints=checkpoints, recipe=plan.recipe, keeping_seconds=seconds
+    )
 
 
 def aggregate(model: Snapshot, replies: Mapping[str, Trained]) -> Snapshot:

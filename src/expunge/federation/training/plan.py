@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
@@ -117,15 +114,3 @@ class Schedule:
     def damping(self) -> float:
         """The filter's cut-off: 1 / (learning rate x local steps in all)."""
         return 1.0 / (self.learning_rate * self.local_steps * self.rounds)
-
-    def survival(self, curvature: Tensor) -> Tensor:
-        """How much of a pull is left at the end along directions of this curvature, averaged over the rounds.
-
-        ``f(e) = (1 - c^T) / (T (1 - c))`` with ``c = (1 - eta e)^steps``, the contraction of one round.
-        """
-        contraction = (1 - self.learning_rate * curvature).clamp(0.0, 1.0) ** self.local_steps
-        total, power = torch.zeros_like(contraction), torch.ones_like(contraction)
-        for _ in range(self.rounds):
-            total += power
-            power *= contraction
-        return total / self.rounds

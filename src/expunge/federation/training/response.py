@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from expunge.core.vectors import Layout
 from expunge.errors import RequestError
-from expunge.federation.training.recipe import AdaptiveServer, FedAvg, Recipe, refusal
+from expunge.federation.training.recipe import AdaptiveServer, FedAvg, FedAvgM, Recipe, refusal
 
 GRID = 1024
 """Curvatures for which the training is run; where there are more, what lies between is interpolated."""
+
+SMALL = 1e-7
+"""A curvature that a round nearly leaves as it is."""
 
 DECADES = 14
 """How far below the largest curvature the grid reaches; what is smaller is nearly flat."""
@@ -39,12 +41,14 @@ class Work:
         learning_rate: of its optimiser.
         steps: that it made.
         moments: root mean square gradients by parameter, where its optimiser divides by them.
+        pull: how long its pull was, where that was recorded.
     """
 
     share: float
     learning_rate: float
     steps: float
     moments: tuple[float, ...] = ()
+    pull: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.learning_rate >= 0 and self.steps >= 0 and self.share >= 0):
@@ -83,20 +87,30 @@ class Response:
     rounds: tuple[Round, ...]
     layout: Layout | None = None
 
-    @cached_property
-    def damping(self) -> float:
-        """The cut-off of the filter: 1 / (what a displacement's curvature is multiplied by in the whole training)."""
-        scale = self.recipe.server.learning_rate if isinstance(self.recipe.server, FedAvg) else 1.0
-        total = scale * sum(self.travel(number) for number in range(len(self.rounds)))
+    def travel(self, parameters: Sequence[str] = ()) -> float:
+        """What a small curvature is multiplied by in all rounds together: rate x steps in plain FedAvg.
+
+        Its inverse is where the filter cuts off: directions of less curvature keep a pull, those of more correct it.
+
+        Example:
+            >>> Response(Recipe(), (Round((Work(1.0, 0.1, 3),)),) * 2).travel()
+            0.6
+        """
+        rule, total = self.recipe.server, 0.0
+        if isinstance(rule, AdaptiveServer):
+            raise RequestError(refusal(rule))
+        gain = rule.learning_rate / (1 - rule.momentum if isinstance(rule, FedAvgM) else 1.0)
+        for each in self.rounds:
+            fastest = max((work.learning_rate * work.steps for work in each.works), default=0.0)
+            if not fastest > 0:
+                continue
+            moment = self._moment(each, parameters) if self.recipe.client.adaptive else 1.0
+            small = SMALL * (moment or 1.0) / fastest
+            kept = self._contraction(each, torch.tensor([0.0, small], dtype=torch.float64), parameters, {})
+            total += (1.0 if each.plain else gain) * float(kept[0] - kept[1]) / small
         if not total > 0:
             raise RequestError("Nobody who stays has trained: there is nothing to tell a filter from.")
-        return 1.0 / total
-
-    def travel(self, number: int) -> float:
-        """Learning rate x steps of a round, the mean of those who stayed."""
-        works = self.rounds[number].works
-        total = sum(work.share for work in works)
-        return sum(work.share * work.learning_rate * work.steps for work in works) / total if total > 0 else 0.0
+        return float(f"{total:.6g}")  # what is left of a difference of two numbers near 1
 
     def left(self, curvature: Tensor, pulls: Tensor, parameters: Sequence[str] = ()) -> tuple[Tensor, Tensor]:
         """What is left of pulls along directions of this curvature: in the model, and in the server's momentum.
@@ -172,7 +186,9 @@ class Response:
 
 
 def spread(works: Sequence[Mapping[str, Work]], names: Sequence[str], rounds: range) -> Tensor:
-    """How the pull of these clients is spread over the rounds of a stretch: by rate x steps where they took part.
+    """How the pull of these clients is spread over the rounds of a stretch: by its length in each, as recorded.
+
+    Where lengths were not recorded, by rate x steps of the rounds in which they took part.
 
     Args:
         works: of every client, round by round.
@@ -180,14 +196,15 @@ def spread(works: Sequence[Mapping[str, Work]], names: Sequence[str], rounds: ra
         rounds: the stretch, in which one sum of pulls was kept.
 
     Example:
-        >>> one = {"ada": Work(0.5, 0.1, 2)}
-        >>> spread([one, {}, one], ["ada"], range(0, 3))
-        tensor([0.5000, 0.0000, 0.5000], dtype=torch.float64)
+        >>> first, last = ({"ada": Work(0.5, 0.1, 2, pull=length)} for length in (3.0, 1.0))
+        >>> spread([first, {}, last], ["ada"], range(0, 3))
+        tensor([0.7500, 0.0000, 0.2500], dtype=torch.float64)
     """
     row = torch.zeros(len(works), dtype=torch.float64)
-    for number in rounds:
-        own = (works[number][name] for name in names if name in works[number])
-        row[number] = sum(work.share * work.learning_rate * work.steps for work in own)
+    own = {number: [works[number][name] for name in names if name in works[number]] for number in rounds}
+    known = all(work.pull > 0 for each in own.values() for work in each)
+    for number, each in own.items():
+        row[number] = sum(work.pull if known else work.share * work.learning_rate * work.steps for work in each)
     if not row.sum() > 0:
         for number in rounds:
             row[number] = float(any(name in works[number] for name in names))

@@ -77,7 +77,7 @@ def trained_from(shard: Shard, engine: Engine, stage: int, progress: Progress | 
         members = {name: shard.left_out.get(name, ()) for part in shard.slices[: number + 1] for name in part}
         model = checkpoints[-1]
         if members:
-            keep = Keep(vectors=False)
+            keep = Keep(vectors=False, checkpoints=0)
             model = train(engine, model, shard.plans[number], clients=members, keep=keep, progress=progress).model
         checkpoints.append(model)
     return replace(shard, checkpoints=tuple(checkpoints))

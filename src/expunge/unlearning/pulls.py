@@ -1,0 +1,207 @@
+"""Pulls: what the data to forget has done to the model, round by round, and how the training answered it.
+
+    recorded   vectors that were added up while training (federation/keeping/memory.py)
+    replay     from a few checkpoints the owners train one round with and without the data
+
+A replay serves samples whose client stays, which no vector can tell apart, and clients of whom none was kept. Let D be
+the mean update, D_u and D'_u the owner's with and without what is to be forgotten, m samples of n_u, N in all:
+
+    a = D - (mean update without the data) = (n_u D_u - (n_u - m) D'_u - m D) / (N - m)
+
+where D is how far the model went per round from this checkpoint to the next. It is exact for one round, and stands for
+all rounds of its stretch. It needs the owners and their data once; cost: two local rounds of theirs a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from expunge.core.kronecker import Filter
+from expunge.core.seeds import derived_seed
+from expunge.errors import RequestError
+from expunge.federation.engines.engine import Engine, ask_each
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Trained
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD, Adam, FedAvg, Recipe
+from expunge.federation.training.response import Response, Round, Work
+from expunge.unlearning.filters import answered, held
+from expunge.unlearning.request import Parties
+
+Source = Literal["recorded", "replay"]
+Apply = Callable[[Filter, Tensor], Tensor]
+"""Applies a function of the curvature to a vector."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """What is to be taken back.
+
+    Attributes:
+        source: where it was learnt.
+        vectors: the sum of pulls, a row for each stretch of rounds.
+        spreads: for each row how it came over all rounds; None where rates and steps are not known.
+        response: how those who stay answered; None where that is not known.
+    """
+
+    source: Source
+    vectors: Tensor
+    spreads: Tensor | None = None
+    response: Response | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """All of it, unfiltered."""
+        return self.vectors.sum(dim=0)
+
+    def left(self, apply: Apply, stiffer: float = 1.0) -> Tensor:
+        """What is left of it in the model at the end."""
+        return self._summed(apply, lambda response, row: answered(response, row, stiffer))
+
+    def held(self, apply: Apply) -> Tensor:
+        """What is left of it in the server's momentum."""
+        return self._summed(apply, held)
+
+    def _summed(self, apply: Apply, kind: Callable[[Response, Tensor], Filter]) -> Tensor:
+        if self.response is None or self.spreads is None:
+            raise RequestError("How the clients trained is not known: record learning rate and steps with every round.")
+        rows = zip(self.spreads, self.vectors, strict=True)
+        return torch.stack([apply(kind(self.response, row), own) for row, own in rows]).sum(dim=0)
+
+
+def recorded(state: ServerState, leaving: Sequence[str]) -> Pull:
+    """The pull of whole clients as it was recorded while training."""
+    memory = state.memory
+    if memory is None:
+        reason = "There are no vectors here" if state.lost else "No vectors were kept while training"
+        told = (f"{reason}, so retrace has nothing to take back: use hf-kcu.", *state.lost)
+        raise RequestError(" ".join(told))
+    response = memory.response(leaving, state.schedule, state.model.layout)
+    if response is None:
+        return Pull("recorded", memory.influence(leaving).to(state.model.parameters)[None])
+    vectors, spreads = memory.pulls(leaving, state.schedule)
+    response.travel()  # what it needs and does not have is told now
+    return Pull("recorded", vectors.to(state.model.parameters), spreads, response)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Who trains again from which checkpoints.
+
+    Attributes:
+        state: the model, its checkpoints and schedule.
+        parties: who holds what is to be forgotten.
+        seed: of the owners' shuffling.
+    """
+
+    state: ServerState
+    parties: Parties
+    seed: int = 0
+
+    def require_possible(self) -> None:
+        """Refuse what the replay could not do, before anybody is asked."""
+        state, rule = self.state, self.state.trained_by
+        if state.checkpoints is None:
+            raise RequestError(
+                "There are no checkpoints to replay from: keep some while training (keep_checkpoints), or give them."
+            )
+        if state.schedule is None:
+            raise RequestError("A replay trains as the training did: give its learning_rate, local_steps and rounds.")
+        if not isinstance(rule.client, SGD | Adam):
+            raise RequestError(f"A replay trains by SGD, Adam or AdamW, not by {rule.client.name}: use hf-kcu.")
+        if not isinstance(rule.server, FedAvg):
+            raise RequestError(f"A replay follows FedAvg, not {rule.server.name}: use hf-kcu, or record vectors.")
+        if any(number >= state.schedule.rounds for number in state.checkpoints.models):
+            raise RequestError(
+                f"A checkpoint stands under a round that a training of {state.schedule.rounds} did not have."
+            )
+        for model in state.checkpoints.models.values():
+            if model.parameters.shape != state.model.parameters.shape:
+                raise RequestError("The checkpoints are of another model: they have another number of parameters.")
+
+    def __call__(self, engine: Engine) -> Pull:
+        """Ask the owners; two messages a checkpoint, one where whole clients leave."""
+        state, response = self.state, self._response()
+        assert state.checkpoints is not None
+        numbers, worked = list(state.checkpoints.models), [_travel(each) for each in response.rounds]
+        ends = [(one + other + 1) // 2 for one, other in pairwise(numbers)]
+        vectors, spreads, moments = [], torch.zeros(len(numbers), len(worked), dtype=torch.float64), []
+        for row, (first, last) in enumerate(zip([0, *ends], [*ends, len(worked)], strict=True)):
+            number = numbers[row]
+            pull, own = self._pull(engine, number, _rate(response.rounds[number]))
+            together = sum(worked[first:last])
+            vectors.append(together / worked[number] * pull)
+            spreads[row, first:last] = torch.tensor(worked[first:last], dtype=torch.float64) / together
+            moments += [own] * (last - first)
+        if state.memory is None:  # nobody else's moments are known
+            rounds = [
+                replace(each, works=tuple(replace(work, moments=own) for work in each.works))
+                for each, own in zip(response.rounds, moments, strict=True)
+            ]
+            response = replace(response, rounds=tuple(rounds))
+        return Pull("replay", torch.stack(vectors), spreads, response)
+
+    def _response(self) -> Response:
+        """How those who stay trained, by what was recorded; else by the stated schedule, all rounds alike."""
+        state, schedule = self.state, self.state.schedule
+        known = state.memory.response(self.parties.leaving, schedule, state.model.layout) if state.memory else None
+        if known is not None and known.rounds:
+            return known
+        assert schedule is not None
+        alike = Round((Work(1.0, schedule.learning_rate, schedule.local_steps),))
+        return Response(state.trained_by, (alike,) * schedule.rounds, state.model.layout)
+
+    def _pull(self, engine: Engine, number: int, rate: float) -> tuple[Tensor, tuple[float, ...]]:
+        """What the data did in one round from this checkpoint, and an owner's second moments."""
+        parties, plan = self.parties, self._plan(number, rate)
+        assert self.state.checkpoints is not None
+        model = self.state.checkpoints.models[number].on(self.state.model.parameters.device)
+        every = ask_each(engine, {name: plan.task(model, number, name) for name in parties.owners}, Trained)
+        partly = {name: plan.task(model, number, name, gone) for name, gone in parties.partly.items()}
+        fewer = ask_each(engine, partly, Trained) if partly else {}
+        total, gone = sum(parties.counts.values()), sum(parties.forgotten_counts.values())
+        pull = -gone * self._mean_update(number)
+        for name, reply in every.items():
+            pull = pull + reply.count * reply.update
+            if name in fewer:
+                pull = pull - fewer[name].count * fewer[name].update
+        return pull / (total - gone), next(iter(every.values())).moments
+
+    def _mean_update(self, number: int) -> Tensor:
+        """The mean update of a round from this checkpoint on: how far the training went per round up to the next."""
+        state, server = self.state, self.state.trained_by.server
+        assert state.checkpoints is not None
+        assert state.schedule is not None
+        assert isinstance(server, FedAvg)
+        later = {n: model for n, model in state.checkpoints.models.items() if n > number}
+        after = min(later, default=state.schedule.rounds)
+        end = later[after] if later else state.model
+        here = state.checkpoints.models[number].parameters.to(state.model.parameters)
+        return (end.parameters.to(here) - here) / (server.learning_rate * (after - number))
+
+    def _plan(self, number: int, rate: float) -> TrainingPlan:
+        schedule = self.state.schedule
+        assert schedule is not None
+        counts = self.parties.counts.values()
+        stated = round(schedule.local_steps * schedule.batch_size * len(counts) / sum(counts))
+        epochs = schedule.epochs if schedule.epochs is not None else max(1, stated)
+        seed, recipe = derived_seed(self.seed, "replay", number), Recipe(self.state.trained_by.client)
+        return TrainingPlan(1, epochs, schedule.batch_size, rate, seed=seed, recipe=recipe)
+
+
+def _travel(each: Round) -> float:
+    """Rate x steps of a round, the mean of those who took part."""
+    total = sum(work.share for work in each.works)
+    return sum(work.share * work.learning_rate * work.steps for work in each.works) / total if total else 0.0
+
+
+def _rate(each: Round) -> float:
+    """The mean learning rate of a round."""
+    total = sum(work.share for work in each.works)
+    return sum(work.share * work.learning_rate for work in each.works) / total if total else 0.0
