@@ -28,6 +28,7 @@ from expunge.federation.engines.local_data import LocalData, MapStyleDataset
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
+from expunge.federation.training.recipe import SGD, Adam, AdamW
 from expunge.forgetting import DryRun, choose
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import AUTO, Outcome
@@ -37,7 +38,19 @@ from expunge.unlearning.request import Request
 if TYPE_CHECKING:  # where Flower is missing, the imports above say so in a sentence
     from flwr.serverapp import Grid
 
-__all__ = ["FlowerEngine", "Recorder", "Site", "abandon", "forget", "resume", "unlearnable", "unlearning_mod"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "FlowerEngine",
+    "Recorder",
+    "Site",
+    "abandon",
+    "forget",
+    "resume",
+    "unlearnable",
+    "unlearning_mod",
+]
 
 _log = logging.getLogger("flwr")  # what a ServerApp writes there is shown by `flwr run --stream`
 

@@ -72,7 +72,7 @@ class Reading:
 
     def contributions(self, replies: Iterable[Message]) -> dict[str, Contribution]:
         """What each site sent; replies that are errors are the strategy's business."""
-        found: dict[str, Contribution] = {}
+        found: dict[str, tuple[int, RecordDict, ConfigRecord]] = {}
         for content in (reply.content for reply in replies if reply.has_content()):
             if declined(content):
                 continue
@@ -84,8 +84,12 @@ class Reading:
                 raise RequestError(f"Two sites call themselves {name!r}: every site needs a name of its own.")
             if name in self.departed:
                 raise RequestError(f"Site {name!r} was forgotten and would be trained again: switch it off.")
-            found[name] = self._contribution(name, samples, content, Note.read(name, stamp))
-        return dict(sorted(found.items()))  # replies come in any order
+            found[name] = (samples, content, stamp)
+        ordered = sorted(found.items())  # replies come in any order
+        return {
+            name: self._contribution(name, samples, content, Note.read(name, stamp))
+            for name, (samples, content, stamp) in ordered
+        }
 
     def _contribution(self, name: str, samples: int, content: RecordDict, note: Note | None) -> Contribution:
         arrays, metrics = list(content.array_records.values()), list(content.metric_records.values())
