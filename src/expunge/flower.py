@@ -1,8 +1,8 @@
 """Forgetting in a Flower federation: what the author of a Flower app needs.
 
-client_app.py    app = unlearnable(ClientApp(), site)             the site answers expunge's queries
+client_app.py    app = unlearnable(ClientApp(), site)             it answers expunge, and says how it trains
 server_app.py    Recorder(FedAvg(), model=..., store=...)         trains, and keeps one vector per site
-forget(grid, "hospital-3", store=..., model=...) weeks later; the site may have gone
+                 forget(grid, "hospital-3", store=..., model=...) weeks later; the site may have gone
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from expunge.federation.engines.client import Client
 from expunge.federation.engines.flower.app import unlearnable, unlearning_mod
 from expunge.federation.engines.flower.engine import FlowerEngine
 from expunge.federation.engines.flower.recorder import Recorder
-from expunge.federation.engines.flower.site import Site
+from expunge.federation.engines.flower.site import Site, pairs
 from expunge.federation.engines.local_data import LocalData, MapStyleDataset
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.keeping.state_store import StateStore
@@ -47,6 +47,7 @@ __all__ = [
     "Site",
     "abandon",
     "forget",
+    "pairs",
     "resume",
     "unlearnable",
     "unlearning_mod",

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters
 from flwr.server import strategy as old
 from flwr.serverapp import strategy as new
 from flwr.serverapp.strategy import FedAvg, FedAvgM, FedProx
 from torch import nn
+from torch.utils.data import DataLoader
 
 from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import RequestError
+from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.memory_file import read_memory
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.training import recipe
 from expunge.federation.training.recipe import SGD, Adam, AdamW, Recipe
-from expunge.flower import Recorder, Site, forget, unlearnable
+from expunge.flower import Recorder, Site, forget, pairs, unlearnable
 from federation.small import mlp
-from flower.example import TrainingGrid
+from flower.example import EXAMPLE, TrainingGrid
 from flower.grid import Node
 from flower.test_strategies import numbered, said
 from flower.training import DATA, kept, legacy_federation, recorder, start
@@ -85,8 +89,6 @@ def unstated(store, strategy=None, architecture=mlp, **stated) -> Recorder:
 
 def recorded(memory: Memory, tmp_path) -> list[dict]:
     """What is in the file of each round."""
-    from expunge.federation.keeping.memory_file import read_memory
-
     memory.save(tmp_path / "memory.safetensors")
     return [each.as_dict() for each in read_memory(tmp_path / "memory.safetensors").rounds]
 
@@ -251,6 +253,30 @@ def test_nonsense_in_a_stamp_is_refused_by_name(tmp_path, changed):
         start(federation, unstated(tmp_path / "store"))
 
 
+# Data as it comes
+
+
+def test_the_docs_site_of_a_simulation_runs_on_a_loader_of_dicts():
+    """There is no name in a simulation's node config; the partition's number makes one."""
+    text = (EXAMPLE.parents[1] / "docs" / "flower.md").read_text()
+    (block,) = [part for part in text.split("```python\n") if "pairs(trainloader" in part.split("```")[0]]
+    rows = [{"img": inputs.numpy(), "label": int(label)} for inputs, label in zip(*DATA["ada"], strict=True)]
+
+    def load_data(number, count):
+        assert (number, count) == (1, 3)
+        return DataLoader(rows, batch_size=4, shuffle=True), None
+
+    names = {"ClientApp": ClientApp, "Net": mlp, "load_data": load_data}
+    exec(block.split("```")[0], names)
+    site = names["site"](Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), {}))
+    data = site.client().data
+    assert (site.name, site.samples) == ("site-1", 9)
+    assert torch.equal(data.take([2, 0])[0], DATA["ada"][0][[2, 0]])
+    assert torch.equal(data.first(4).take([3])[1], DATA["ada"][1][[3]])
+    with pytest.raises(DataError, match=r"A row has no 'image', but 'img', 'label': name two of these to pairs\(\)"):
+        pairs(rows, "image", "label")[0]
+
+
 # Parts of the model
 
 
@@ -341,8 +367,6 @@ def test_flowers_fedavgm_is_ours(tmp_path, rate, momentum, part):
 
 
 def test_the_old_fedavgm_is_recorded_too_whatever_its_initial_parameters(tmp_path):
-    from flwr.common import ndarrays_to_parameters
-
     zeros = ndarrays_to_parameters([np.zeros_like(tensor.numpy()) for tensor in mlp().state_dict().values()])
     settings = {"fraction_evaluate": 0.0, "on_fit_config_fn": numbered, "initial_parameters": zeros}
     strategy = old.FedAvgM(server_momentum=0.6, server_learning_rate=0.5, **settings)
@@ -355,8 +379,6 @@ def test_the_old_fedavgm_is_recorded_too_whatever_its_initial_parameters(tmp_pat
 
 @pytest.mark.parametrize("kind", [new.FedAdam, new.FedYogi, new.FedAdagrad, old.FedAdam, old.FedYogi, old.FedAdagrad])
 def test_adaptive_servers_are_refused_by_name_before_anybody_trains(tmp_path, kind):
-    from flwr.common import ndarrays_to_parameters
-
     initial = {"initial_parameters": ndarrays_to_parameters([])} if kind.__module__.startswith("flwr.server.") else {}
     with pytest.raises(RequestError, match=rf"^{kind.__name__} divides by moments.*method='hf-kcu'"):
         unstated(tmp_path / "store", kind(**initial))
@@ -373,8 +395,6 @@ class Nesterov(FedAvgM):
 
 
 def _array(values):
-    from flwr.app import Array
-
     return Array(np.asarray(values))
 
 
@@ -498,8 +518,6 @@ def test_after_a_forget_the_server_goes_on_with_the_momentum_without_the_leaver(
     moved = state.model.moved(state.model.parameters + 0.01)
     left = state.moved(moved, state.memory.without(["bob"]).bound_to(moved, corrected))
     counts = {name: count for name, count in store.book.counts.items() if name != "bob"}
-    from dataclasses import replace
-
     store.write(replace(store.book, counts=counts, departed=("bob",)), left, mlp())
     federation = grid()
     federation.stop(102)
