@@ -29,7 +29,7 @@ from federation.small import mlp
 from flower.example import EXAMPLE, TrainingGrid
 from flower.grid import Node
 from flower.test_strategies import numbered, said
-from flower.training import DATA, kept, legacy_federation, recorder, start
+from flower.training import DATA, OldClient, kept, legacy_federation, recorder, sites, start
 
 SEEN: list[tuple[str, int, dict[str, torch.Tensor], list[float]]] = []
 """Site, round, what was sent minus what was got, second moments: what the apps below really did."""
@@ -253,6 +253,45 @@ def test_nonsense_in_a_stamp_is_refused_by_name(tmp_path, changed):
         start(federation, unstated(tmp_path / "store"))
 
 
+def test_weight_decay_of_a_site_whose_loss_has_it_is_in_the_loss(tmp_path):
+    def decaying(parameters, number, name):
+        return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01)
+
+    for l2, decay in ((0.0, 0.01), (0.01, 0.0)):
+        apps = [
+            unlearnable(app(name, decaying), lambda _, name=name, l2=l2: Site(name, mlp(), DATA[name], l2=l2))
+            for name in DATA
+        ]
+        federation = TrainingGrid({101 + number: Node(each) for number, each in enumerate(apps)})
+        start(federation, unstated(tmp_path / f"{l2}"), rounds=1)
+        assert kept(tmp_path / f"{l2}").memory.recipe == Recipe(SGD(weight_decay=decay))
+
+
+class OldAdam(OldClient):
+    """Flower's old API: arrays have numbers instead of names."""
+
+    def fit(self, parameters, config):
+        self.model.load_state_dict(dict(zip(self.model.state_dict(), map(torch.tensor, parameters), strict=True)))
+        optimiser, (inputs, labels) = torch.optim.Adam(self.model.parameters(), lr=0.1), DATA[self.site.name]
+        nn.functional.cross_entropy(self.model(inputs), labels).backward()
+        optimiser.step()
+        SEEN.append((self.site.name, config["server-round"], {}, recipe.second_moments(optimiser)))
+        return [tensor.numpy() for tensor in self.model.state_dict().values()], len(labels), {}
+
+
+def test_old_clients_are_seen_as_well(tmp_path):
+    SEEN.clear()
+
+    def old_app(own: Site) -> ClientApp:
+        return unlearnable(ClientApp(lambda context: OldAdam(own).to_client()), lambda context: own)
+
+    nodes = {101 + number: Node(old_app(own)) for number, own in enumerate(sites().values())}
+    strategy = old.FedAvg(fraction_evaluate=0.0, on_fit_config_fn=numbered)
+    start(TrainingGrid(nodes), unstated(tmp_path / "store", strategy), rounds=1)
+    (only,) = recorded(kept(tmp_path / "store").memory, tmp_path)
+    assert only["moments"] == {name: tuple(moments) for name, _, _, moments in SEEN}
+
+
 # Data as it comes
 
 
@@ -327,6 +366,26 @@ def test_a_trunk_that_no_site_trains_needs_no_moments(tmp_path):
     assert all(moment > 0 for each in rounds for moment in each["moments"]["ada"][2:])
 
 
+def test_a_head_that_is_averaged_but_kept_at_the_site_is_told(tmp_path, caplog):
+    """As in Flower's advanced example: it is sent, and next time the site goes on with its own."""
+    heads: dict[str, list[torch.Tensor]] = {}
+
+    def restoring(parameters, number, name):
+        parameters = list(parameters)
+        with torch.no_grad():
+            for own, tensor in zip(parameters[2:], heads.get(name, parameters[2:]), strict=True):
+                own.copy_(tensor)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    def keeping(name, state):
+        heads[name] = [state["2.weight"].clone(), state["2.bias"].clone()]
+        return state
+
+    start(grid(restoring, sent=keeping), unstated(tmp_path / "store"), rounds=3)
+    (sentence,) = said(caplog)
+    assert sentence.startswith("expunge: site 'ada' sends '2.weight', '2.bias', but trains it from values of its own")
+
+
 # How the server averages
 
 
@@ -372,9 +431,20 @@ def test_the_old_fedavgm_is_recorded_too_whatever_its_initial_parameters(tmp_pat
     strategy = old.FedAvgM(server_momentum=0.6, server_learning_rate=0.5, **settings)
     start(legacy_federation(), recorder(tmp_path / "store", strategy))
     assert kept(tmp_path / "store").memory.recipe.server == recipe.FedAvgM(0.5, 0.6)
+    twice = recorder(tmp_path / "twice", strategy)
+    start(legacy_federation(), twice, rounds=1)
+    with pytest.raises(RequestError, match=r"FedAvgM of flwr\.server\.strategy forgets its momentum in round 1"):
+        start(legacy_federation(), twice, rounds=1)
     again = old.FedAvgM(server_momentum=0.6, server_learning_rate=0.5, **settings)
     with pytest.raises(RequestError, match=r"FedAvgM of flwr\.server\.strategy forgets its momentum in round 1"):
         start(legacy_federation(), recorder(tmp_path / "store", again))
+
+
+def test_fedavgm_has_settled_whether_it_has_a_momentum_when_it_was_made(tmp_path):
+    strategy = FedAvgM(fraction_evaluate=0.0)
+    strategy.server_momentum = 0.9
+    start(grid(), unstated(tmp_path / "store", strategy), rounds=2)
+    assert kept(tmp_path / "store").memory.recipe == Recipe()
 
 
 @pytest.mark.parametrize("kind", [new.FedAdam, new.FedYogi, new.FedAdagrad, old.FedAdam, old.FedYogi, old.FedAdagrad])

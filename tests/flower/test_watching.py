@@ -164,6 +164,7 @@ def test_one_optimiser_for_head_and_body_in_turns():
             steps(model, optimiser, count)
     assert watch.note(arrays(model, only="0.")).steps == 2
     assert watch.note(arrays(model, only="2.")).steps == 4
+    assert watch.note(arrays(model)).steps == pytest.approx((16 * 2 + 15 * 4) / 31)
     assert watch.note(arrays(model)).problem.startswith("trains with several rules, learning rates or numbers of steps")
 
 
@@ -183,6 +184,17 @@ def cycled(model):
     return lambda: steps(model, optimiser, schedule=cycle)
 
 
+def other_decay(model):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+
+    def train():
+        steps(model, optimiser)
+        optimiser.param_groups[0]["weight_decay"] = 0.2
+        steps(model, optimiser)
+
+    return train
+
+
 def two_rates(model):
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.4}]
     return lambda: steps(model, torch.optim.SGD(groups))
@@ -194,6 +206,7 @@ def two_rates(model):
         (carried, "carries the state of its Adam from one round to the next", 0.1),
         (remade, "begins anew with SGD with momentum within a round", 0.1),
         (cycled, "trains with several rules, learning rates or numbers of steps in one round", None),
+        (other_decay, "trains with several rules", 0.1),
         (two_rates, "trains with several rules", (16 * 0.1 + 15 * 0.4) / 31),
         (lambda m: lambda: steps(m, torch.optim.RMSprop(m.parameters(), lr=0.1)), "trains with RMSprop, whose", 0.1),
         (
@@ -246,3 +259,22 @@ def test_weight_decay_that_the_sites_loss_has_already_does_not_count_twice(made,
     with Watch() as watch:
         steps(model, made(model.parameters(), lr=0.1, weight_decay=0.01))
     assert watch.note(arrays(model), l2).rule.weight_decay == decay
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_does_not_begin_with_what_was_received_is_told(precision):
+    """A head that is kept at the site between rounds, and sent all the same."""
+    received = mlp().float()
+    model = mlp().to(precision)
+    model[2] = nn.Linear(4, 3).to(precision)
+    with Watch(arrays(received)) as watch:
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(INPUTS.to(precision)).sum().backward()
+            optimiser.step()
+    model.float()
+    assert watch.note(arrays(model)).apart == ("2.weight", "2.bias")
+    assert watch.note(arrays(model, only="0.")).apart == ()
+    with Watch(arrays(model)) as watch:
+        steps(model.double(), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert watch.note(arrays(model)).apart == ()

@@ -47,7 +47,7 @@ def unlearning_mod(site: MakeSite, *, answers_bypass_mods: bool = False) -> Mod:
         if kind.partition(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         require_yes(bypassed, answers_bypass_mods)  # who could not answer later need not train now
-        with Watch() as watch:
+        with Watch(lambda: _arrays(message)) as watch:
             reply = call_next(message, context)
         if reply.has_content():
             reply.content[STAMP] = _stamp(reply, site(context), watch)
@@ -58,14 +58,14 @@ def unlearning_mod(site: MakeSite, *, answers_bypass_mods: bool = False) -> Mod:
 
 def _stamp(reply: Message, own: Site, watch: Watch) -> ConfigRecord:
     """Who trained, with how many samples, and how."""
-
-    def sent() -> dict[str, Any]:
-        records = reply.content.array_records.values()
-        return {name: array.numpy() for record in records for name, array in record.items()}
-
-    note = watch.note(sent, as_loss(own.loss, own.l2).l2)
+    note = watch.note(lambda: _arrays(reply), as_loss(own.loss, own.l2).l2)
     how = note.facts() if note is not None else {}
     return ConfigRecord({"site": own.name, "samples": own.samples, **how})
+
+
+def _arrays(message: Message) -> dict[str, Any]:
+    records = message.content.array_records.values()
+    return {name: array.numpy() for record in records for name, array in record.items()}
 
 
 def unlearnable(app: ClientApp, site: MakeSite, *, answers_bypass_mods: bool = False) -> ClientApp:

@@ -30,6 +30,7 @@ class Note:
         steps: how many it made.
         moments: root mean square gradients by the names of the arrays that it sends, where its optimiser has them.
         problem: what cannot be followed, to be read after the site's name.
+        apart: the names of arrays that it sends, but had trained from values of its own.
 
     Example:
         >>> note = Note(SGD(momentum=0.9), 0.1, 12)
@@ -42,6 +43,7 @@ class Note:
     steps: float
     moments: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
+    apart: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """For the stamp; what there is not is left out."""
@@ -50,6 +52,7 @@ class Note:
             found["optimiser"] = json.dumps(Recipe(self.rule).as_dict()["client"])
         if self.moments:
             found |= {"moments-of": list(self.moments), "moments": [float(each) for each in self.moments.values()]}
+        found |= {"apart": list(self.apart)} if self.apart else {}
         return found | ({"problem": self.problem} if self.problem else {})
 
     @classmethod
@@ -65,7 +68,8 @@ class Note:
                 raise ValueError("the optimiser is not one of ours")
             rate, steps = _numbers([stamp["learning-rate"], stamp["steps"]])
             own = dict(zip(names, moments, strict=True))
-            return cls(rule, rate, steps, own, " ".join(str(stamp.get("problem", "")).split())[:500])
+            apart = tuple(str(each) for each in _list(stamp.get("apart", [])))
+            return cls(rule, rate, steps, own, " ".join(str(stamp.get("problem", "")).split())[:500], apart)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RequestError) as unread:
             raise RequestError(
                 f"What site {name!r} says of its training cannot be read: bring site and server to the same version."

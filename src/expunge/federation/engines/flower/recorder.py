@@ -23,7 +23,7 @@ from expunge.federation.engines.flower.legacy import Modern
 from expunge.federation.engines.flower.notes import Rule
 from expunge.federation.engines.flower.replies import Contribution, Names, Reading
 from expunge.federation.engines.flower.rules import go_on_with, proximal_mu, require_followed, server_rule
-from expunge.federation.engines.flower.trainings import Statement, written
+from expunge.federation.engines.flower.trainings import Statement, scheduled, written
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.state import ServerState
@@ -74,7 +74,7 @@ class Recorder(Strategy):
         self._names = Names(self._model)
         self._memory: Memory | None = None
         self._schedule: Schedule | None = None
-        self._sent, self._begun = self._now, False
+        self._sent, self._begun, self._warned = self._now, False, False
         if self._store.exists:
             self._go_on()
 
@@ -136,6 +136,7 @@ class Recorder(Strategy):
         reading = Reading(self._names, self._sent, key, departed, self._stated, server_round)
         sent = reading.contributions(replies)  # before the strategy, which may empty the replies
         recipe = self._recipe(sent)
+        self._warn_of_parts_apart(sent)
         arrays, metrics = self._aggregate(server_round, replies)
         if arrays is not None:
             self._record(recipe, sent, self._names.tensors(arrays))
@@ -230,6 +231,19 @@ class Recorder(Strategy):
                 )
         return known if known is not None else Recipe(first if first is not None else Recipe().client, self._server)
 
+    def _warn_of_parts_apart(self, sent: Mapping[str, Contribution]) -> None:
+        """Say once a run that a part of the model is averaged, but does not train from the average."""
+        name, own = next(((name, own) for name, own in sent.items() if own.apart), (None, None))
+        if own is None or self._warned:
+            return
+        self._warned = True
+        _log.warning(
+            "expunge: site %r sends %s, but trains it from values of its own, so that what others did to it wears off at "
+            "once and is overstated: set requires_grad=False on it in the models of Recorder and Site.",
+            name,
+            ", ".join(map(repr, own.apart)),
+        )
+
     def _record(self, recipe: Recipe, sent: Mapping[str, Contribution], aggregated: Mapping[str, Tensor]) -> None:
         layout, parameters = self._names.layout, self._names.layout.flatten(aggregated)
         known = self._memory if self._memory is not None and self._memory.rounds else None
@@ -247,24 +261,12 @@ class Recorder(Strategy):
         snapshot = Snapshot(parameters, buffers, layout)
         memory = memory.bound_to(snapshot, memory.server_momentum)  # so that roundings of many rounds do not add up
         counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}
-        schedule = self._scheduled(memory.rounds, sent)
+        works = [(own.weight, own.training) for own in sent.values()]
+        schedule = scheduled(self._schedule, memory.rounds, works, self._stated)
         state = ServerState(snapshot, schedule, memory)
         self._store.write(dataclasses.replace(self._store.book, counts=counts), state, self._model)
         snapshot.write_to(self._model)
         self._memory, self._schedule = memory, schedule
-
-    def _scheduled(self, rounds: int, sent: Mapping[str, Contribution]) -> Schedule:
-        """Mean rate and steps over all rounds: what is left of the training where nothing else is known of a round."""
-        past, total = self._schedule, sum(own.weight for own in sent.values())
-        works = [(own.weight / total, own.training.learning_rate, own.training.steps) for own in sent.values()]
-        steps = sum(share * count for share, _, count in works)
-        travel = sum(share * rate * count for share, rate, count in works)
-        earlier = rounds - 1 if past is not None else 0
-        if past is not None and earlier:
-            travel += past.learning_rate * past.local_steps * earlier
-            steps += past.local_steps * earlier
-        size = self._stated.batch_size or (past.batch_size if past is not None else 64)
-        return Schedule(travel / steps, steps / (earlier + 1), rounds, size, self._stated.local_epochs)
 
 
 def _todays(strategy: object) -> Strategy:

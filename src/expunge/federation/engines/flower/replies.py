@@ -25,6 +25,7 @@ class Contribution:
     samples: int
     training: Training
     moments: tuple[float, ...] = ()
+    apart: tuple[str, ...] = ()
 
 
 class Names:
@@ -101,11 +102,13 @@ class Reading:
         update = self.names.layout.flatten(self.names.tensors(arrays[0])) - self.sent
         training = self.stated.of(name, samples, note, self.number)
         moments: tuple[float, ...] = ()
+        keys = self.names.of(arrays[0])
         if training.rule.adaptive:
-            known, keys = note.moments if note is not None else {}, self.names.of(arrays[0])
+            known = note.moments if note is not None else {}
             own = {keys[key]: moment for key, moment in known.items() if key in keys}
             moments = self._moments(name, training, own, update)
-        return Contribution(update, float(weight), samples, training, moments)
+        apart = tuple(keys[key] for key in (note.apart if note is not None else ()) if key in keys)
+        return Contribution(update, float(weight), samples, training, moments, apart)
 
     def _moments(self, name: str, training: Training, own: Mapping[str, float], update: Tensor) -> tuple[float, ...]:
         """Second moments in the order of the parameters; what did not move needs none."""

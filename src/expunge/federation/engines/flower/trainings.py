@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from expunge.errors import RequestError
 from expunge.federation.engines.client import local_steps
 from expunge.federation.engines.flower.notes import Note, Rule
+from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, Adam
 
 STATE = "Recorder(optimiser=SGD(...), learning_rate=..., batch_size=..., local_epochs=...)"
@@ -108,6 +109,32 @@ class Statement:
         if self.batch_size is None or self.local_epochs is None:
             return None
         return local_steps(samples, self.local_epochs, self.batch_size)
+
+
+def scheduled(
+    past: Schedule | None, rounds: int, works: Sequence[tuple[float, Training]], stated: Statement
+) -> Schedule:
+    """The schedule with one more round: mean rate and steps, for where nothing else is known of a round.
+
+    Args:
+        past: of the rounds before.
+        rounds: how many there are with this one.
+        works: weight and training of each site in this one.
+        stated: by the app's author.
+
+    Example:
+        >>> scheduled(None, 1, [(1, Training(SGD(), 0.1, 4)), (3, Training(SGD(), 0.1, 8))], Statement())
+        Schedule(learning_rate=0.1, local_steps=7.0, rounds=1, batch_size=64, epochs=None)
+    """
+    total = sum(weight for weight, _ in works)
+    steps = sum(weight * own.steps for weight, own in works) / total
+    travel = sum(weight * own.steps * own.learning_rate for weight, own in works) / total
+    earlier = rounds - 1 if past is not None else 0
+    if past is not None and earlier:
+        travel += past.learning_rate * past.local_steps * earlier
+        steps += past.local_steps * earlier
+    size = stated.batch_size or (past.batch_size if past is not None else 64)
+    return Schedule(travel / steps, steps / (earlier + 1), rounds, size, stated.local_epochs)
 
 
 def written(rule: Rule) -> str:

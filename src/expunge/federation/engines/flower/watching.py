@@ -69,6 +69,9 @@ class _Trained:
 class Watch:
     """Looks at the steps of torch's optimisers inside a with block, in this thread.
 
+    Args:
+        received: gives what the site got to train from, to tell what it trains from values of its own.
+
     Example:
         >>> model = torch.nn.Linear(2, 1)
         >>> with Watch() as watch:
@@ -81,7 +84,10 @@ class Watch:
         ('SGD with momentum', 0.1, 3.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, received: Callable[[], Arrays] = dict) -> None:
+        self._received = received
+        self._known: dict[torch.dtype, set[str]] = {}
+        self._apart: dict[Tensor, bool] = {}  # of each parameter: whether it began with values that were not received
         self._carried: dict[int, bool] = {}  # of each optimiser: whether it had a state before its first step here
         self._steps: dict[tuple[int, int, bytes], _Steps] = {}
         self._thread = 0
@@ -117,13 +123,26 @@ class Watch:
         rates = {each.rate for each in trained}
         travel = _mean((each.parameter, each.count * each.rate) for each in trained)
         rate = rates.pop() if len(rates) == 1 else travel / steps
-        return Note(rule, rate, steps, {name: moments[parameter] for name, parameter in named.items()}, problem)
+        told = {name: moments[parameter] for name, parameter in named.items()}
+        apart = [each.parameter for each in trained if self._apart.get(each.parameter)]
+        return Note(rule, rate, steps, told, problem, tuple(_names(apart, sent())) if apart else ())
 
     def _before(self, optimiser: Optimizer, arguments: object, named: object) -> None:
         del arguments, named
         if threading.get_ident() == self._thread and id(optimiser) not in self._carried:
             kept = (value for state in optimiser.state.values() for value in state.values())
             self._carried[id(optimiser)] = any(value is not None for value in kept)
+            for parameter in (each for group in optimiser.param_groups for each in group["params"]):
+                if parameter.requires_grad and parameter not in self._apart:
+                    self._apart[parameter] = self._is_apart(parameter)
+
+    def _is_apart(self, parameter: Tensor) -> bool:
+        """Whether none of what was received has its values, in its own precision."""
+        kind = parameter.dtype
+        if kind not in self._known:
+            arrays = self._received().values()
+            self._known[kind] = {_digest(torch.tensor(array).to(kind).float().numpy()) for array in arrays}
+        return bool(self._known[kind]) and _digest(_plain(parameter)) not in self._known[kind]
 
     def _after(self, optimiser: Optimizer, arguments: object, named: object) -> None:
         del arguments, named
@@ -216,7 +235,7 @@ def _names(parameters: Iterable[Tensor], arrays: Arrays) -> dict[str, Tensor]:
         by_value.setdefault(_digest(array), []).append(name)
     found = {}
     for parameter in parameters:
-        names = by_value.get(_digest(parameter.detach().to("cpu", torch.float32).numpy()))
+        names = by_value.get(_digest(_plain(parameter)))
         if names:
             found[names.pop(0)] = parameter
     if found:
@@ -228,6 +247,10 @@ def _names(parameters: Iterable[Tensor], arrays: Arrays) -> dict[str, Tensor]:
             return {}
         found[match] = parameter
     return found
+
+
+def _plain(parameter: Tensor) -> np.ndarray[Any, Any]:
+    return parameter.detach().to("cpu", torch.float32).numpy()
 
 
 def _digest(array: np.ndarray[Any, Any]) -> str:
