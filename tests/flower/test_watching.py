@@ -52,7 +52,7 @@ def test_each_optimiser_is_read(made, rule):
         optimiser = made(model.parameters())
         steps(model, optimiser)
     note = watch.note(arrays(model))
-    assert (note.rule, note.steps, note.problem) == (rule, 3, "")
+    assert (note.rule, note.steps, note.problem, note.apart) == (rule, 3, "", ())
     assert note.learning_rate == float(optimiser.param_groups[0]["lr"])
     if rule.adaptive:
         assert dict(note.moments) == dict(zip(model.state_dict(), second_moments(optimiser), strict=True))
@@ -237,11 +237,23 @@ def test_plain_sgd_may_be_made_as_often_as_one_likes():
     model = mlp()
     kept = torch.optim.SGD(model.parameters(), lr=0.1)
     steps(model, kept)
-    with Watch() as watch:
+    with Watch(arrays(model)) as watch:
         steps(model, kept, 2)
         steps(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
     note = watch.note(arrays(model))
-    assert (note.rule, note.steps, note.learning_rate) == (SGD(), 4, 0.1)
+    assert (note.rule, note.steps, note.learning_rate, note.apart) == (SGD(), 4, 0.1, ())
+
+
+def test_parameters_of_the_same_values_are_told_apart_by_their_order():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    with Watch() as watch:
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.0)
+        steps(model, optimiser)
+    note = watch.note(arrays(model))
+    assert dict(note.moments) == dict(zip(model.state_dict(), second_moments(optimiser), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,8 @@ class Recorder(Strategy):
             return
         self._warned = True
         _log.warning(
-            "expunge: site %r sends %s, but trains it from values of its own, so that what others did to it wears off at "
-            "once and is overstated: set requires_grad=False on it in the models of Recorder and Site.",
+            "expunge: site %r sends %s, but trains it from values of its own, so that what others did to it wears off "
+            "at once and is overstated: set requires_grad=False on it in the models of Recorder and Site.",
             name,
             ", ".join(map(repr, own.apart)),
         )
