@@ -1,8 +1,8 @@
 """Forgetting in a Flower federation: what the author of a Flower app needs.
 
-client_app.py    app = unlearnable(ClientApp(), site)             the site answers expunge's queries
+client_app.py    app = unlearnable(ClientApp(), site)             it answers expunge, and says how it trains
 server_app.py    Recorder(FedAvg(), model=..., store=...)         trains, and keeps one vector per site
-forget(grid, "hospital-3", store=..., model=...) weeks later; the site may have gone
+                 forget(grid, "hospital-3", store=..., model=...) weeks later; the site may have gone
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from expunge.federation.engines.client import Client
 from expunge.federation.engines.flower.app import unlearnable, unlearning_mod
 from expunge.federation.engines.flower.engine import FlowerEngine
 from expunge.federation.engines.flower.recorder import Recorder
-from expunge.federation.engines.flower.site import Site
+from expunge.federation.engines.flower.site import Site, pairs
 from expunge.federation.engines.local_data import LocalData, MapStyleDataset
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
+from expunge.federation.training.recipe import SGD, Adam, AdamW
 from expunge.forgetting import DryRun, choose
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import AUTO, Outcome
@@ -37,7 +38,20 @@ from expunge.unlearning.request import Request
 if TYPE_CHECKING:  # where Flower is missing, the imports above say so in a sentence
     from flwr.serverapp import Grid
 
-__all__ = ["FlowerEngine", "Recorder", "Site", "abandon", "forget", "resume", "unlearnable", "unlearning_mod"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "FlowerEngine",
+    "Recorder",
+    "Site",
+    "abandon",
+    "forget",
+    "pairs",
+    "resume",
+    "unlearnable",
+    "unlearning_mod",
+]
 
 _log = logging.getLogger("flwr")  # what a ServerApp writes there is shown by `flwr run --stream`
 

@@ -71,7 +71,8 @@ def test_the_example_and_the_demo_in_flowers_simulation(tmp_path):
 
 
 def simulate(folder):
-    paths = os.pathsep.join([str(EXAMPLE), str(EXAMPLE.parents[1] / "tests")])
+    root = EXAMPLE.parents[1]
+    paths = os.pathsep.join(map(str, [EXAMPLE, root / "tests", root / "src"]))
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**os.environ, **quiet, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FLWR_HOME": str(folder)}
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(folder)], capture_output=True, text=True, env=environment)

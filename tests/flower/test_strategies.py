@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
@@ -36,7 +38,8 @@ class Saving(FedAvg):
 
 
 def said(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("expunge")]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [warning for warning in warnings if warning.startswith("expunge")]
 
 
 def test_what_a_strategy_does_in_its_own_start_is_done_and_the_rounds_are_recorded(tmp_path, caplog):

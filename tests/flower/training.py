@@ -17,6 +17,7 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD
 from expunge.flower import Recorder, Site, unlearnable, unlearning_mod
 from federation.small import Pairs, clients, mlp
 from flower.example import TrainingGrid
@@ -24,7 +25,7 @@ from flower.grid import Node
 
 DATA = clients(ada=9, bob=5, cyd=7)
 PLAN = TrainingPlan(rounds=3, epochs=2, batch_size=4, learning_rate=0.1)
-SETTINGS = {"learning_rate": 0.1, "batch_size": 4, "local_epochs": 2}
+SETTINGS = {"optimiser": SGD(), "learning_rate": 0.1, "batch_size": 4, "local_epochs": 2}
 
 
 def update(site: Site, model: nn.Module, number: int) -> None:

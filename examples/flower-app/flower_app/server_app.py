@@ -35,9 +35,7 @@ def train(grid: Grid, config: dict[str, Any], model: nn.Module) -> None:
         FedAvg(fraction_train=config["fraction-train"], fraction_evaluate=0.0),
         model=model,
         store=config["store"],
-        learning_rate=config["learning-rate"],
         batch_size=config["batch-size"],
-        local_epochs=config["local-epochs"],
     )
     local = {name: config[name] for name in ("learning-rate", "batch-size", "local-epochs")}
     rounds = config["num-server-rounds"]

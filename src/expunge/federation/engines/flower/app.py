@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
+from expunge.core.losses import as_loss
 from expunge.federation.engines.flower.mods import BYPASSED, bypassed_mods, changing, named, require_yes
+from expunge.federation.engines.flower.notes import STAMP
 from expunge.federation.engines.flower.records import NAME
 from expunge.federation.engines.flower.site import HELLO, TASK, MakeSite, Site, answer_hello, answer_task
+from expunge.federation.engines.flower.watching import Watch
 
 _Decorator = Callable[[ClientAppCallable], ClientAppCallable]
 _Lifespan = Callable[[Context], Iterator[None]]
-
-STAMP = "expunge"
-"""The record in a training reply that names the site; strategies look at array and metric records only."""
 
 
 def unlearning_mod(site: MakeSite, *, answers_bypass_mods: bool = False) -> Mod:
     """A mod for an app that is made of a client function: ``ClientApp(client_fn, mods=[unlearning_mod(site)])``.
 
-    It answers expunge's queries itself, lets everything else through, and stamps training replies with the site's name.
+    It answers expunge's queries itself, lets everything else through, and stamps training replies with the site's name
+    and with how its torch optimisers trained: which they are, their rate and steps, and Adam's second moments.
 
     Args:
         site: makes the ``Site`` of a context; called for every message, so let what loads the data keep it.
@@ -45,13 +47,25 @@ def unlearning_mod(site: MakeSite, *, answers_bypass_mods: bool = False) -> Mod:
         if kind.partition(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         require_yes(bypassed, answers_bypass_mods)  # who could not answer later need not train now
-        reply = call_next(message, context)
+        with Watch(lambda: _arrays(message)) as watch:
+            reply = call_next(message, context)
         if reply.has_content():
-            own = site(context)
-            reply.content[STAMP] = ConfigRecord({"site": own.name, "samples": own.samples})
+            reply.content[STAMP] = _stamp(reply, site(context), watch)
         return reply
 
     return mod
+
+
+def _stamp(reply: Message, own: Site, watch: Watch) -> ConfigRecord:
+    """Who trained, with how many samples, and how."""
+    note = watch.note(lambda: _arrays(reply), as_loss(own.loss, own.l2).l2)
+    how = note.facts() if note is not None else {}
+    return ConfigRecord({"site": own.name, "samples": own.samples, **how})
+
+
+def _arrays(message: Message) -> dict[str, Any]:
+    records = message.content.array_records.values()
+    return {name: array.numpy() for record in records for name, array in record.items()}
 
 
 def unlearnable(app: ClientApp, site: MakeSite, *, answers_bypass_mods: bool = False) -> ClientApp:

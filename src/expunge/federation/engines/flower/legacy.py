@@ -12,6 +12,7 @@ from flwr.compat.common import recorddict_compat as compat
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat.app_utils import start_update_client_manager_thread
+from flwr.server.strategy import FedAvgM
 from flwr.server.strategy import Strategy as Legacy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -49,6 +50,8 @@ class Modern(Strategy):
             given = self.legacy.initialize_parameters(self._clients)
             if given is not None and given.tensors != _parameters(initial_arrays).tensors:
                 _log.warning("expunge: the strategy's initial parameters are left aside for the arrays given to start.")
+            if isinstance(self.legacy, FedAvgM):  # it moves on from these
+                self.legacy.initial_parameters = _parameters(initial_arrays)
             return super().start(grid, initial_arrays, *arguments, **{"evaluate_fn": self._evaluate, **named})
         finally:
             stop.set()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,41 +17,41 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from expunge.core.vectors import Layout, Snapshot, weighted_sum
-from expunge.errors import ModelError, RequestError
-from expunge.federation.engines.flower.app import STAMP
-from expunge.federation.engines.flower.legacy import Modern, declined
+from expunge.core.vectors import Snapshot, weighted_sum
+from expunge.errors import RequestError
+from expunge.federation.engines.flower.legacy import Modern
+from expunge.federation.engines.flower.notes import Rule
+from expunge.federation.engines.flower.replies import Contribution, Names, Reading
+from expunge.federation.engines.flower.rules import go_on_with, proximal_mu, require_followed, server_rule
+from expunge.federation.engines.flower.trainings import Statement, scheduled, written
 from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
-from expunge.federation.training.plan import Schedule, TrainingPlan
+from expunge.federation.training.plan import Schedule
+from expunge.federation.training.recipe import FedAvgM, Recipe
 
 _log = logging.getLogger("flwr")
 
 
-@dataclass(frozen=True, eq=False)
-class _Contribution:
-    """What one site sent in one round."""
-
-    update: Tensor
-    weight: float
-    samples: int
-
-
 class Recorder(Strategy):
-    """Wraps a strategy that averages, and writes model, vectors and schedule to a folder after each round.
+    """Wraps a strategy that averages, and writes model, vectors and how the sites trained to a folder after each round.
 
-    A strategy that does not take the plain weighted mean of the replies (FedAdam, FedMedian, server-side noise, ...)
-    is refused at the first round in which this shows: the vectors would be wrong.
+    How the sites train is read from their torch optimisers, round by round: which they are, their learning rate and
+    steps, and Adam's second moments (``unlearnable`` sees to that). Where they do not show it, it has to be stated;
+    what is stated and seen must agree. How the server averages is read from the strategy, and checked in every round:
+    FedAvg, FedProx and FedAvgM can be followed. FedAdam and its like are refused at once, everything else whose round
+    is not what its rule gives (medians, noise on the server, ...) at the first round in which it shows.
 
     Args:
-        strategy: ``FedAvg``, ``FedProx`` or your own, of today's API or of the old one (``flwr.server.strategy``);
-            everything is passed on to it, and the rounds are those of its own ``start``.
+        strategy: ``FedAvg``, ``FedAvgM``, ``FedProx`` or your own, of today's API or of the old one
+            (``flwr.server.strategy``); everything is passed on to it, and the rounds are those of its own ``start``.
         model: the model that is trained, with its initial weights; it is not changed.
         store: the folder; where a training is in it already, this one goes on from there.
-        learning_rate: of the sites' SGD.
-        batch_size: of the sites' SGD.
-        local_epochs: epochs that a site trains in one round.
+        optimiser: of the sites, where they do not show it: ``SGD``, ``Adam`` or ``AdamW`` of ``expunge.flower``.
+        learning_rate: of the sites, where they do not show it: a number, or a function of the round's number.
+        batch_size: of the sites; where they do not show their steps, and for a short round after a long step (else 64).
+        local_epochs: epochs that a site trains in one round, where the sites do not show their steps.
     """
 
     def __init__(
@@ -61,18 +60,21 @@ class Recorder(Strategy):
         *,
         model: nn.Module,
         store: str | Path,
-        learning_rate: float,
-        batch_size: int,
-        local_epochs: int,
+        optimiser: Rule | None = None,
+        learning_rate: float | Callable[[int], float] | None = None,
+        batch_size: int | None = None,
+        local_epochs: int | None = None,
     ) -> None:
         self._strategy, self._name = _todays(strategy), type(strategy).__name__
         self._configure, self._aggregate = self._strategy.configure_train, self._strategy.aggregate_train
-        self._plan = TrainingPlan(1, local_epochs, batch_size, learning_rate)
+        self._server = server_rule(self._strategy)
+        self._stated = Statement(optimiser, learning_rate, batch_size, local_epochs, proximal_mu(self._strategy))
         self._store = StateStore(store)
         self._model = copy.deepcopy(model).cpu()
-        self._layout = Layout.of(self._model)
-        self._memory = Memory()
-        self._sent = self._now
+        self._names = Names(self._model)
+        self._memory: Memory | None = None
+        self._schedule: Schedule | None = None
+        self._sent, self._begun, self._warned = self._now, False, False
         if self._store.exists:
             self._go_on()
 
@@ -83,10 +85,11 @@ class Recorder(Strategy):
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *arguments: Any, **named: Any) -> Result:
         """As the strategy does: its own ``start`` runs, with whatever it does around the rounds."""
+        self._begun = False
         with self._listening():
             result = self._strategy.start(grid, initial_arrays, *arguments, **named)
         returned = getattr(result, "arrays", None)
-        if returned and not torch.equal(self._layout.flatten(self._named(returned)), self._now):
+        if returned and not torch.equal(self._flat(returned), self._now):
             _log.warning(
                 "expunge: the model that %s.start returned is not that of the last recorded round; what will be "
                 "forgotten is forgotten from the recorded one, in %s.",
@@ -113,23 +116,30 @@ class Recorder(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the strategy does; remembers the model that is sent."""
-        self._sent = self._layout.flatten(self._named(arrays))
+        self._sent = self._flat(arrays)
         if self._store.exists and not torch.equal(self._sent, self._now):
             raise RequestError(
                 f"The round starts from another model than the one in {self._store.folder}: "
                 "start from recorder.arrays, or choose a new folder."
             )
+        if not self._begun:
+            self._begin(arrays)
         return self._configure(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As the strategy does; then the round is recorded, unless the strategy did not average."""
+        """As the strategy does; then the round is recorded, unless the strategy did something else than its rule."""
         replies = list(replies)
-        sent = self._contributions(replies)  # before the strategy, which may empty the replies
+        self._require_same_rule()
+        key, departed = getattr(self._strategy, "weighted_by_key", "num-examples"), self._store.book.departed
+        reading = Reading(self._names, self._sent, key, departed, self._stated, server_round)
+        sent = reading.contributions(replies)  # before the strategy, which may empty the replies
+        recipe = self._recipe(sent)
+        self._warn_of_parts_apart(sent)
         arrays, metrics = self._aggregate(server_round, replies)
         if arrays is not None:
-            self._record(sent, self._named(arrays))
+            self._record(recipe, sent, self._names.tensors(arrays))
         return arrays, metrics
 
     def configure_evaluate(
@@ -157,89 +167,106 @@ class Recorder(Strategy):
 
     @property
     def _now(self) -> Tensor:
-        return self._layout.flatten(dict(self._model.named_parameters()))
+        return self._names.layout.flatten(dict(self._model.named_parameters()))
+
+    def _flat(self, arrays: ArrayRecord) -> Tensor:
+        return self._names.layout.flatten(self._names.tensors(arrays))
 
     def _go_on(self) -> None:
-        state, pending = self._store.load(self._model), self._store.book.pending
-        if pending is not None:
-            raise RequestError(f"A request to forget is unfinished in {self._store.folder}: resume() or abandon() it.")
-        plan, past = self._plan, state.schedule
-        now = (plan.learning_rate, plan.batch_size, plan.epochs)
-        if past is not None and now != (past.learning_rate, past.batch_size, past.epochs):
-            raise RequestError(
-                f"The training in {self._store.folder} had another learning rate, batch size or number of local "
-                "epochs: go on with the same, or choose a new folder."
-            )
+        """Take up the training in the store."""
+        state, folder = self._store.load(self._model), self._store.folder
+        if self._store.book.pending is not None:
+            raise RequestError(f"A request to forget is unfinished in {folder}: resume() or abandon() it.")
         state.model.write_to(self._model)
-        self._memory = state.memory or Memory()
+        memory = state.memory if state.memory is not None else Memory()
+        if memory.rounds and memory.recipe.server != self._server:
+            raise RequestError(
+                f"The training in {folder} was by {memory.recipe.server}, and {self._name} is {self._server}: "
+                "go on with the same, or choose a new folder."
+            )
+        self._memory = memory.bound_to(state.model, memory.server_momentum)
+        self._schedule = state.schedule
         _log.warning(
             "expunge: the training goes on from the model in %s, after %d rounds; a new folder begins anew.",
-            self._store.folder,
-            self._memory.rounds,
+            folder,
+            memory.rounds,
         )
 
-    def _schedule(self, rounds: int, counts: Mapping[str, int]) -> Schedule:
-        return dataclasses.replace(self._plan, rounds=rounds).schedule(counts)
+    def _begin(self, arrays: ArrayRecord) -> None:
+        """Before the first round of a run: the strategy goes on with the momentum that the store has, or with none."""
+        self._begun, kept = True, self._memory
+        has_momentum = isinstance(self._server, FedAvgM) and kept is not None and kept.rounds > 0
+        momentum = kept.server_momentum if kept is not None and has_momentum else None
+        if has_momentum and momentum is None:
+            _log.warning("expunge: the server's momentum was not kept in %s: it begins anew.", self._store.folder)
+        parts = {} if momentum is None else self._names.layout.unflatten(momentum)
+        named = {key: parts[name] for key, name in self._names.of(arrays).items() if name in parts}
+        go_on_with(self._strategy, named or None, arrays)
 
-    def _contributions(self, replies: Iterable[Message]) -> dict[str, _Contribution]:
-        """Each site's update, weight and sample count; replies that are errors are the strategy's business."""
-        found: dict[str, _Contribution] = {}
-        key = getattr(self._strategy, "weighted_by_key", "num-examples")
-        for content in (reply.content for reply in replies if reply.has_content()):
-            if declined(content):
-                continue
-            stamp = content.config_records.get(STAMP)
-            if stamp is None:
-                raise RequestError("A training reply does not name its site: wrap the ClientApp with unlearnable().")
-            name, samples = _stamped(stamp)
-            if name in found:
-                raise RequestError(f"Two sites call themselves {name!r}: every site needs a name of its own.")
-            if name in self._store.book.departed:
-                raise RequestError(f"Site {name!r} was forgotten and would be trained again: switch it off.")
-            arrays, metrics = list(content.array_records.values()), list(content.metric_records.values())
-            weight = metrics[0].get(key) if len(metrics) == 1 else None
-            if len(arrays) != 1 or not isinstance(weight, int | float):
-                raise RequestError(f"The training reply of site {name!r} needs one set of arrays and a weight {key!r}.")
-            update = self._layout.flatten(self._named(arrays[0])) - self._sent
-            found[name] = _Contribution(update, float(weight), samples)
-        return dict(sorted(found.items()))  # replies come in any order
-
-    def _record(self, sent: Mapping[str, _Contribution], aggregated: Mapping[str, Tensor]) -> None:
-        memory = self._memory.copy()
-        memory.record({n: own.update for n, own in sent.items()}, {n: own.weight for n, own in sent.items()})
-        parameters = self._layout.flatten(aggregated)
-        self._require_average(sent, parameters)
-        buffers = {name: _like(buffer, aggregated.get(name, buffer)) for name, buffer in self._model.named_buffers()}
-        snapshot = Snapshot(parameters, buffers, self._layout)
-        counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}
-        state = ServerState(snapshot, self._schedule(memory.rounds, counts), memory)
-        self._store.write(dataclasses.replace(self._store.book, counts=counts), state, self._model)
-        snapshot.write_to(self._model)
-        self._memory = memory
-
-    def _require_average(self, sent: Mapping[str, _Contribution], aggregated: Tensor) -> None:
-        """Refuse a strategy whose result is not the weighted mean, up to rounding, of what the sites sent."""
-        total = sum(own.weight for own in sent.values())
-        mean = weighted_sum((own.update for own in sent.values()), (own.weight / total for own in sent.values()))
-        rounding = (100 + len(sent)) * torch.finfo(aggregated.dtype).eps * float(aggregated.norm())
-        if not float((self._sent + mean - aggregated).norm()) <= rounding:
+    def _require_same_rule(self) -> None:
+        """A server whose settings change on the way is not the one that was recorded so far."""
+        now, mu = server_rule(self._strategy), proximal_mu(self._strategy)
+        if (now, mu) != (self._server, self._stated.proximal_mu):
+            before, after = (self._server, now) if now != self._server else (self._stated.proximal_mu, mu)
             raise RequestError(
-                f"{self._name} does not take the plain weighted mean of the sites' models, and only "
-                "then can their parts be told apart: use FedAvg, or train without a Recorder."
+                f"{self._name} has changed between rounds, from {before} to {after}, and one rule for all is recorded: "
+                "keep its settings as they are, or train without a Recorder."
             )
 
-    def _named(self, arrays: ArrayRecord) -> dict[str, Tensor]:
-        """The arrays under the model's names; those of a legacy client are only numbered."""
-        tensors = {key: torch.from_numpy(array.numpy()) for key, array in arrays.items()}
-        trained = [name for name, _ in self._layout.shapes]
-        if set(trained) <= set(tensors):
-            return tensors
-        for names in (list(self._model.state_dict()), trained):
-            if len(names) == len(tensors):
-                return dict(zip(names, tensors.values(), strict=True))
-        raise ModelError(
-            f"The arrays are of another model: {len(tensors)} of them, where the model has {len(trained)}."
+    def _recipe(self, sent: Mapping[str, Contribution]) -> Recipe:
+        """How all train: one rule for all sites and rounds."""
+        known = self._memory.recipe if self._memory is not None and self._memory.rounds else None
+        first, whose = (known.client, "the training so far") if known is not None else (None, "")
+        for name, own in sent.items():
+            if first is None:
+                first, whose = own.training.rule, f"site {name!r}"
+                _log.info(
+                    "expunge: the sites train with %s, the server by %s.", written(own.training.rule), self._server
+                )
+            elif own.training.rule != first:
+                raise RequestError(
+                    f"Site {name!r} trains with {written(own.training.rule)} and {whose} with "
+                    f"{written(first) if isinstance(first, Rule) else first.name}: train everybody alike, or choose a "
+                    "new folder."
+                )
+        return known if known is not None else Recipe(first if first is not None else Recipe().client, self._server)
+
+    def _warn_of_parts_apart(self, sent: Mapping[str, Contribution]) -> None:
+        """Say once a run that a part of the model is averaged, but does not train from the average."""
+        name, own = next(((name, own) for name, own in sent.items() if own.apart), (None, None))
+        if own is None or self._warned:
+            return
+        self._warned = True
+        _log.warning(
+            "expunge: site %r sends %s, but trains it from values of its own, so that what others did to it wears off "
+            "at once and is overstated: set requires_grad=False on it in the models of Recorder and Site.",
+            name,
+            ", ".join(map(repr, own.apart)),
         )
+
+    def _record(self, recipe: Recipe, sent: Mapping[str, Contribution], aggregated: Mapping[str, Tensor]) -> None:
+        layout, parameters = self._names.layout, self._names.layout.flatten(aggregated)
+        known = self._memory if self._memory is not None and self._memory.rounds else None
+        memory = known.copy() if known is not None else Memory(Snapshot(self._sent, {}, layout), recipe)
+        before = Place.at(self._sent, momentum=memory.server_momentum)
+        memory.record(
+            {name: own.update for name, own in sent.items()},
+            {name: own.weight for name, own in sent.items()},
+            learning_rate={name: own.training.learning_rate for name, own in sent.items()},
+            steps={name: own.training.steps for name, own in sent.items()},
+            moments={name: own.moments for name, own in sent.items() if own.moments},
+        )
+        require_followed(self._name, self._server, before, _mean(sent), parameters, len(sent))
+        buffers = {name: _like(buffer, aggregated.get(name, buffer)) for name, buffer in self._model.named_buffers()}
+        snapshot = Snapshot(parameters, buffers, layout)
+        memory = memory.bound_to(snapshot, memory.server_momentum)  # so that roundings of many rounds do not add up
+        counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}
+        works = [(own.weight, own.training) for own in sent.values()]
+        schedule = scheduled(self._schedule, memory.rounds, works, self._stated)
+        state = ServerState(snapshot, schedule, memory)
+        self._store.write(dataclasses.replace(self._store.book, counts=counts), state, self._model)
+        snapshot.write_to(self._model)
+        self._memory, self._schedule = memory, schedule
 
 
 def _todays(strategy: object) -> Strategy:
@@ -253,14 +280,9 @@ def _todays(strategy: object) -> Strategy:
     return strategy
 
 
-def _stamped(stamp: ConfigRecord) -> tuple[str, int]:
-    """The site that trained, and its sample count."""
-    name, samples = stamp.get("site"), stamp.get("samples")
-    if not isinstance(name, str) or not name:
-        raise RequestError("A training reply has a stamp without the name of its site: give its Site(...) one.")
-    if type(samples) is not int or samples <= 0:
-        raise RequestError(f"The training reply of site {name!r} needs a sample count that is a whole number above 0.")
-    return name, samples
+def _mean(sent: Mapping[str, Contribution]) -> Tensor:
+    total = sum(own.weight for own in sent.values())
+    return weighted_sum((own.update for own in sent.values()), (own.weight / total for own in sent.values()))
 
 
 def _like(buffer: Tensor, averaged: Tensor) -> Tensor:

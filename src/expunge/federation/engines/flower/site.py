@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
+from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from expunge.core.losses import as_loss
 from expunge.core.vectors import Layout
@@ -64,6 +66,42 @@ class Site:
         data = LocalData(self.data, self.name)
         own = data if first is None else data.first(first)
         return Client(own, self.model, as_loss(self.loss, self.l2), boost=self.boost)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Rows that are dicts, as (input, target) pairs."""
+
+    rows: Any
+    inputs: str
+    target: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = self.rows[index]
+        missing = [name for name in (self.inputs, self.target) if name not in row]
+        if missing:
+            raise DataError(
+                f"A row has no {missing[0]!r}, but {', '.join(map(repr, row))}: name two of these to pairs()."
+            )
+        return row[self.inputs], row[self.target]
+
+
+def pairs(rows: Any, inputs: str, target: str) -> MapStyleDataset:
+    """Rows that are dicts, as in Flower's and Hugging Face's datasets, as the (input, target) pairs of a ``Site``.
+
+    Args:
+        rows: a dataset whose rows are dicts, or a ``DataLoader`` of one. Random transforms should be left out of it.
+        inputs: what the model gets, such as "img".
+        target: such as "label".
+
+    Example:
+        >>> pairs([{"img": 0.5, "label": 3}], "img", "label")[0]
+        (0.5, 3)
+    """
+    return _Pairs(rows.dataset if isinstance(rows, DataLoader) else rows, inputs, target)
 
 
 MakeSite = Callable[[Context], Site]

@@ -1,0 +1,93 @@
+"""How a site trained in one round: what its training reply says beside its name, and how the server reads it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from expunge.errors import RequestError
+from expunge.federation.training.recipe import SGD, Adam, Recipe
+
+STAMP = "expunge"
+"""The record in a training reply that names the site; strategies look at array and metric records only."""
+
+Rule = SGD | Adam
+"""The optimisers that can be read from torch's, and kept in a store."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a site's torch optimisers did in one round.
+
+    Attributes:
+        rule: of all that the site sends; None where no one rule describes it, and ``problem`` says why.
+        learning_rate: the mean over its steps.
+        steps: how many it made.
+        moments: root mean square gradients by the names of the arrays that it sends, where its optimiser has them.
+        problem: what cannot be followed, to be read after the site's name.
+        apart: the names of arrays that it sends, but had trained from values of its own.
+
+    Example:
+        >>> note = Note(SGD(momentum=0.9), 0.1, 12)
+        >>> Note.read("ada", ConfigRecord(note.facts())) == note
+        True
+    """
+
+    rule: Rule | None
+    learning_rate: float
+    steps: float
+    moments: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+    apart: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """For the stamp; what there is not is left out."""
+        found: dict[str, Any] = {"learning-rate": float(self.learning_rate), "steps": float(self.steps)}
+        if self.rule is not None:
+            found["optimiser"] = json.dumps(Recipe(self.rule).as_dict()["client"])
+        if self.moments:
+            found |= {"moments-of": list(self.moments), "moments": [float(each) for each in self.moments.values()]}
+        found |= {"apart": list(self.apart)} if self.apart else {}
+        return found | ({"problem": self.problem} if self.problem else {})
+
+    @classmethod
+    def read(cls, name: str, stamp: ConfigRecord) -> Note | None:
+        """What a site says; None where it says nothing, and refused where it is nonsense."""
+        if "steps" not in stamp:
+            return None
+        try:
+            written, moments = stamp.get("optimiser"), _numbers(stamp.get("moments", []))
+            names = [str(each) for each in _list(stamp.get("moments-of", []))]
+            rule = Recipe.from_dict({"client": json.loads(str(written)), "server": _PLAIN}).client if written else None
+            if not isinstance(rule, Rule | None):
+                raise ValueError("the optimiser is not one of ours")
+            rate, steps = _numbers([stamp["learning-rate"], stamp["steps"]])
+            own = dict(zip(names, moments, strict=True))
+            apart = tuple(str(each) for each in _list(stamp.get("apart", [])))
+            return cls(rule, rate, steps, own, " ".join(str(stamp.get("problem", "")).split())[:500], apart)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RequestError) as unread:
+            raise RequestError(
+                f"What site {name!r} says of its training cannot be read: bring site and server to the same version."
+            ) from unread
+
+
+_PLAIN = Recipe().as_dict()["server"]
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("this is no list")
+    return value
+
+
+def _numbers(values: Any) -> list[float]:
+    """Finite numbers of at least 0."""
+    found = [float(value) for value in _list(values)]
+    if not all(0 <= value < math.inf for value in found):
+        raise ValueError("a number is negative or infinite")
+    return found
