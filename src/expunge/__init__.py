@@ -13,6 +13,18 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
     from expunge.auditing.audit import audit
     from expunge.auditing.statement import evidence
     from expunge.federation.keeping.memory import Memory
+    from expunge.federation.training.recipe import (
+        SGD,
+        Adam,
+        AdamW,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedYogi,
+        Recipe,
+        second_moments,
+    )
     from expunge.forgetting import forget
     from expunge.unlearning.hf_kcu_options import HfKcuOptions
     from expunge.unlearning.hf_kcu_paper_options import HfKcuPaperOptions
@@ -21,14 +33,23 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
     from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions
 
 __all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
     "DataError",
     "ExpungeError",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedYogi",
     "HfKcuOptions",
     "HfKcuPaperOptions",
     "Memory",
     "ModelError",
     "NumericalError",
     "Outcome",
+    "Recipe",
     "Recovery",
     "RequestError",
     "RetraceKrylovOptions",
@@ -38,20 +59,31 @@ __all__ = [
     "evidence",
     "forget",
     "methods",
+    "second_moments",
 ]
 
 _HOMES = {
+    "Adam": "expunge.federation.training.recipe",
+    "AdamW": "expunge.federation.training.recipe",
+    "FedAdagrad": "expunge.federation.training.recipe",
+    "FedAdam": "expunge.federation.training.recipe",
+    "FedAvg": "expunge.federation.training.recipe",
+    "FedAvgM": "expunge.federation.training.recipe",
+    "FedYogi": "expunge.federation.training.recipe",
     "HfKcuOptions": "expunge.unlearning.hf_kcu_options",
     "HfKcuPaperOptions": "expunge.unlearning.hf_kcu_paper_options",
     "Memory": "expunge.federation.keeping.memory",
     "Outcome": "expunge.unlearning.registry",
+    "Recipe": "expunge.federation.training.recipe",
     "Recovery": "expunge.unlearning.recovery",
     "RetraceKrylovOptions": "expunge.unlearning.retrace_options",
     "RetraceOptions": "expunge.unlearning.retrace_options",
+    "SGD": "expunge.federation.training.recipe",
     "audit": "expunge.auditing.audit",
     "evidence": "expunge.auditing.statement",
     "forget": "expunge.forgetting",
     "methods": "expunge.unlearning.registry",
+    "second_moments": "expunge.federation.training.recipe",
 }
 
 

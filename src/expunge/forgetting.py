@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -17,10 +18,12 @@ from expunge.errors import DataError, RequestError
 from expunge.federation.engines.engine import Engine
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.keeping.checkpoints import Checkpoints
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Draw, Gradient
 from expunge.federation.training.plan import Schedule
+from expunge.federation.training.recipe import Recipe
 from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.auto import resolved
 from expunge.unlearning.estimate import Estimate, Size
@@ -30,6 +33,9 @@ from expunge.unlearning.rehearsal import require_possible
 from expunge.unlearning.request import Parties, Request
 
 Data = tuple[Tensor, Tensor] | MapStyleDataset
+
+RECORDED_OTHERWISE = 0.1
+"""A rate or a number of steps that is stated may differ so much from the mean that was recorded."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,12 @@ class Choice:
 
 
 def choose(
-    state: ServerState, parties: Parties, method: str = AUTO, options: Mapping[str, Any] | None = None
+    state: ServerState,
+    parties: Parties,
+    method: str = AUTO,
+    options: Mapping[str, Any] | None = None,
+    *,
+    sums_only: bool = False,
 ) -> Choice:
     """The method of that name with these options; ``auto`` is settled by what was kept while training.
 
@@ -131,8 +142,10 @@ def choose(
         parties: who leaves, and who stays.
         method: any of ``expunge methods``.
         options: of that method; plain values will do.
+        sums_only: whether only sums of the clients' replies are seen.
     """
-    return Choice(*resolved(registered(method).configured(options or {}), state, parties))
+    chosen = registered(method).configured(options or {})
+    return Choice(*resolved(chosen, state, parties, sums_only=sums_only))
 
 
 @overload
@@ -166,6 +179,8 @@ def forget(
     loss: object = "cross_entropy",
     l2: float = 0.0,
     memory: Memory | None = None,
+    checkpoints: Mapping[int, nn.Module | Mapping[str, Tensor]] | None = None,
+    recipe: Recipe | None = None,
     learning_rate: float | None = None,
     local_steps: float | None = None,
     rounds: int | None = None,
@@ -186,13 +201,17 @@ def forget(
         samples: indices to forget inside clients that stay.
         loss: ``"cross_entropy"``, ``"squared_error"`` or a plain ``nn.CrossEntropyLoss()``.
         l2: the training's L2 factor (weight decay).
-        memory: what was recorded while training: retrace needs it.
-        learning_rate: of the clients' SGD in the training.
-        local_steps: SGD steps that a client made in one round, on average.
+        memory: what was recorded while training, with the training's recipe; it is checked against the model.
+        checkpoints: global models of the training's way (or their state dicts) by the number of rounds before them:
+            for samples whose client stays, and for clients that no vector was kept of.
+        recipe: how clients and server trained, where there is no memory that knows it; plain SGD and averaging else.
+        learning_rate: of the clients' optimiser, where the memory has not recorded it.
+        local_steps: steps that a client made in one round, on average, where the memory has not recorded them.
         rounds: of the training; by default as many as the memory recorded.
         batch_size: of the training, for a recovery round or a short one after a long step; 64 where it is not given.
         validation: samples of your own: how long a step may be is then decided on them, not on the clients' word.
-        method: its name; ``auto`` is retrace where the memory has a vector of everybody who leaves, else hf-kcu.
+        method: its name; ``auto`` is retrace where the memory has a vector of everybody who leaves, or where there are
+            checkpoints to replay from, else hf-kcu.
         progress: show a bar while it works, on a terminal.
         dry_run: only say what would be done, by which method, and what it would cost at most.
         options: any option of that method, such as ``curvature_samples=None`` or ``recovery=True``.
@@ -208,15 +227,14 @@ def forget(
         ('hf-kcu', True)
     """
     trained_with = as_loss(loss, l2)
-    if learning_rate is None and local_steps is None:
-        _refuse_alone(rounds=rounds, batch_size=batch_size)
-    if rounds is None and memory is not None:
-        rounds = memory.rounds
-    schedule = _schedule(learning_rate, local_steps, rounds, 64 if batch_size is None else batch_size)
-    state = ServerState(Snapshot.of(model), schedule, memory)
+    schedule = _schedule(memory, learning_rate, local_steps, rounds, batch_size)
+    if memory is not None and recipe not in (None, memory.recipe):
+        raise RequestError("The memory knows another recipe than the one given here: give it to Memory(model, recipe).")
+    way = None if checkpoints is None else Checkpoints({n: _snapshot(model, own) for n, own in checkpoints.items()})
+    state = ServerState(Snapshot.of(model), schedule, memory, checkpoints=way, recipe=recipe)
     engine, request = LocalEngine(model, trained_with, clients, validation=validation), Request.of(leaving, samples)
     parties = request.parties(engine.clients(), memory.clients if memory is not None else ())
-    choice = choose(state, parties, method, options)
+    choice = choose(state, parties, method, options, sums_only=engine.sums_only)
     own = {} if validation is None else {"validation": validation}
     _require_fitting(model, state.model, {**clients, **own}, trained_with)
     if dry_run:
@@ -237,16 +255,46 @@ def _refuse_alone(**given: int | None) -> None:
 
 
 def _schedule(
-    learning_rate: float | None, local_steps: float | None, rounds: int | None, batch_size: int
+    memory: Memory | None,
+    learning_rate: float | None,
+    local_steps: float | None,
+    rounds: int | None,
+    batch_size: int | None,
 ) -> Schedule | None:
-    """The training's schedule, where it is given: whole, or not at all."""
+    """The training's schedule, as recorded or as given: whole, or not at all."""
+    size = 64 if batch_size is None else batch_size
+    recorded = memory.schedule(size) if memory is not None else None
+    if recorded is not None:
+        stated = {"learning_rate": learning_rate, "local_steps": local_steps, "rounds": rounds}
+        for name, value in stated.items():
+            known = getattr(recorded, name)
+            if value is not None and abs(value - known) > RECORDED_OTHERWISE * known:
+                raise RequestError(
+                    f"The memory has recorded a {name} of {known:.4g}, not {value:g}: leave it out here."
+                )
+        return recorded
+    if learning_rate is None and local_steps is None:
+        _refuse_alone(rounds=rounds, batch_size=batch_size)
+        return None
+    if rounds is None and memory is not None:
+        rounds = memory.rounds
     given = {"learning_rate": learning_rate, "local_steps": local_steps, "rounds": rounds}
     missing = [name for name, value in given.items() if value is None]
-    if learning_rate is None and local_steps is None:
-        return None
     if learning_rate is None or local_steps is None or rounds is None:
         raise RequestError(f"To know how the model was trained, {missing[0]} is missing beside what you gave.")
-    return Schedule(learning_rate, local_steps, rounds, batch_size)
+    return Schedule(learning_rate, local_steps, rounds, size)
+
+
+def _snapshot(model: nn.Module, given: nn.Module | Mapping[str, Tensor]) -> Snapshot:
+    """A checkpoint as a snapshot of this architecture."""
+    if isinstance(given, nn.Module):
+        return Snapshot.of(given)
+    own = copy.deepcopy(model)
+    try:
+        own.load_state_dict(dict(given))
+    except RuntimeError as problem:
+        raise DataError(f"A checkpoint is not of this model: {str(problem).splitlines()[0]}") from problem
+    return Snapshot.of(own)
 
 
 def _require_fitting(model: nn.Module, snapshot: Snapshot, clients: Mapping[str, Data], loss: Loss) -> None:

@@ -36,7 +36,7 @@ def test_every_experiment_runs_and_leaves_what_a_person_looks_at(name, store):
         assert list(results.variants) == [setting.label for setting in settings]
     for setting in settings:
         part = results.part(setting.label)
-        wanted = {"trained", "retrain", "retrain-same-init", *(contender.label for contender in setting.contenders)}
+        wanted = {"trained", "retrain", "retrain-same-start", *(contender.label for contender in setting.contenders)}
         assert wanted <= set(part.methods())
         for method in wanted:
             assert all(0 <= value <= 1 for value in part.values(method, "test_accuracy")), method

@@ -59,7 +59,7 @@ def test_speedups_are_against_retraining_and_not_against_training(part, kept):
     retrained = [row for row in part.rows if row.method == "retrain"]
     assert [row.seconds for row in retrained] == seconds
     assert [row.speedup_in_gradients for row in retrained] == pytest.approx([1.0] * 3)
-    again = [row for row in part.rows if row.method == "retrain-same-init"]
+    again = [row for row in part.rows if row.method == "retrain-same-start"]
     assert [row.seconds for row in again] == [own.cost.seconds for own in same]
     assert rows["trained"].speedup is rows["trained"].seconds is None
 
@@ -70,7 +70,7 @@ def test_every_row_is_of_its_own_model_and_judged_beside_the_fresh_ones(part, ke
     before, others = evaluation.measure(trained.state.model), [evaluation.measure(own.state.model) for own in same]
     references = [evaluation.measure(own.state.model) for own in fresh]
     expected = [("trained", before), *(("retrain", own) for own in references)]
-    expected += [("retrain-same-init", own) for own in others]
+    expected += [("retrain-same-start", own) for own in others]
     expected += [(label, evaluation.measure(own.state.model)) for label, own in finished.items()]
     assert [row.method for row in part.rows] == [name for name, _ in expected]
     for row, (name, model) in zip(part.rows, expected, strict=True):

@@ -10,7 +10,7 @@ METHODS = {
     "trained": (0.625, 0.951, 0.961, 9.7, None, None, None),
     "do-nothing": (0.625, 0.951, 0.961, 9.7, None, None, None),
     "retrain": (0.624, 0.297, 0.026, 0.12, 1.0, 1.0, 95.0),
-    "retrain-same-init": (0.624, 0.297, 0.026, 0.02, 1.0, 1.0, 95.0),
+    "retrain-same-start": (0.624, 0.297, 0.026, 0.02, 1.0, 1.0, 95.0),
     "gradient-ascent": (0.10, 0.10, 0.0, 8.0, 81.0, 45.0, 2.1),
     "projected-gradient-ascent": (0.585, 0.70, 0.62, 3.1, 75.0, 44.0, 2.2),
     "fed-eraser": (0.432, 0.281, 0.021, 0.78, 5.5, 5.4, 17.6),
@@ -28,7 +28,7 @@ METHODS = {
 }
 VERDICTS = {
     "retrain": "EQUIVALENT",
-    "retrain-same-init": "EQUIVALENT",
+    "retrain-same-start": "EQUIVALENT",
     "gradient-ascent": "DAMAGED",
     "fed-eraser": "DAMAGED",
     "sisa": "DAMAGED",

@@ -12,7 +12,7 @@ def study():
     rows = []
     for seed in range(20):
         called = {"retrain-beside-5": seed < 14, "retrain": seed < 18, "weights-20": seed < 1, "weights-50": False}
-        called |= {f"{name}-same-start": seed < 5 for name in ("weights-20",)} | {"retrain-same-init": seed < 17}
+        called |= {f"{name}-same-start": seed < 5 for name in ("weights-20",)} | {"retrain-same-start": seed < 17}
         for name, equivalent in called.items():
             verdict = "EQUIVALENT" if equivalent else "UNDECIDED"
             rows.append(Row(name, seed, test_accuracy=0.9, verdict=verdict, variant="digits"))

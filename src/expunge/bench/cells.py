@@ -131,14 +131,14 @@ class RetrainedCell(Cell):
         object.__setattr__(self, "scenario", self.scenario.without_deeds(self.forget.clients))
 
     def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
-        """From a fresh initialisation, or from the training's own with another shuffling."""
+        """From a fresh initialisation; or from the training's own, those who stay with the batches that they had."""
         federation, engine = workplace.engine(self.scenario)
         warm_up(engine, federation.initial(), self.scenario)
-        which = "retrain" if self.fresh else "retrain-same-init"
-        seed = derived_seed(self.scenario.seed, which, self.number)
-        start = federation.initial(seed if self.fresh else None)
-        plan = dataclasses.replace(self.scenario.plan, seed=seed)
-        options = RetrainOptions(start, plan, keep=Keep(vectors=False, checkpoints=0))
+        start, plan, keep = federation.initial(), self.scenario.plan, Keep(vectors=False, checkpoints=0)
+        if self.fresh:
+            seed = derived_seed(self.scenario.seed, "retrain", self.number)
+            start, plan = federation.initial(seed), dataclasses.replace(plan, seed=seed)
+        options = RetrainOptions(start, plan, same_draws=not self.fresh, keep=keep)
         outcome = retrain(engine, ServerState(start), self.forget.request(federation), options)
         return outcome.state, outcome.cost, {}
 
@@ -183,7 +183,8 @@ class ForgottenCell(Cell):
         before = self._start(workplace.kept(self.before).state, chosen.needs)
         forget, gone = self.forgets[-1], [name for earlier in self.forgets[:-1] for name in earlier.clients]
         kept = before.memory.clients if before.memory is not None else ()  # nobody's who was never drawn to take part
-        if chosen.needs == "vectors" and set(forget.owners) <= {*forget.clients} & {*kept}:
+        replays = getattr(chosen.options, "source", "auto") == "replay"
+        if chosen.needs == "vectors" and not replays and set(forget.owners) <= {*forget.clients} & {*kept}:
             gone += forget.clients
         reached = engine.without(tuple(gone))
         warm_up(reached, federation.initial(), self.scenario)

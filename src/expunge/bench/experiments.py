@@ -18,6 +18,8 @@ from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
 from expunge.bench.studies import conditioning, perturbation
+from expunge.bench.trainings import SEEDS as UNSEEN
+from expunge.bench.trainings import replay, trainings
 from expunge.bench.verdict import SEEDS, fashion_scenario, run_verdicts
 from expunge.core.bounds import cg_rate
 from expunge.data import Backdoor
@@ -283,13 +285,12 @@ def tried(scale: Scale) -> list[Setting]:
         Contender("unfiltered+recovery"),
         Contender("retrace-krylov", label="Krylov, damped, ten products"),
         Contender("retrace-krylov", krylov, "Krylov, damped, twenty products"),
-        Contender("retrace-krylov", {**krylov, "filter": "rounds"}, "Krylov, rounds, twenty products"),
+        Contender("retrace-krylov", {**krylov, "filter": "response"}, "Krylov, response, twenty products"),
         Contender("retrace-krylov", {"preconditioner_rank": 10}, "Krylov, damped, ten products and a sketch of ten"),
         *(
             Contender("retrace", {"correction": False, "filter": kind}, f"layers, {kind}")
-            for kind in ("damped", "rounds", "blend")
+            for kind in ("damped", "response")
         ),
-        Contender("retrace", {"filter": "rounds"}, "layers, rounds, corrected"),
         Contender("retrace", {"curvature_samples": 500}, "the default on a quarter of the samples"),
         DEFAULT,
         Contender("retrace+recovery"),
@@ -369,6 +370,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment(samples, "Samples leave, their clients stay"),
         _experiment(several, "Several clients leave at once"),
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
+        dataclasses.replace(_experiment(trainings, "Other optimisers, schedules and server rules"), seeds=UNSEEN),
+        dataclasses.replace(_experiment(replay, "Samples, and clients without vectors, by replay"), seeds=UNSEEN),
         dataclasses.replace(_experiment(fresh, "The default on seeds that it had never been run on"), seeds=FRESH),
         dataclasses.replace(_experiment(tried, "What was tried, where the settings were chosen"), seeds=TUNING),
         Experiment(

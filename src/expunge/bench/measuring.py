@@ -23,7 +23,7 @@ from expunge.unlearning.request import Request
 Curves = Callable[[Setting, dict[str, Kept]], list[Series]]
 """Curves of one setting and seed, out of its finished contenders by label."""
 
-SAME_INIT = "retrain-same-init"
+SAME_INIT = "retrain-same-start"
 SHARDED = "trained-sisa"
 REFERENCES = ("trained", "retrain", SAME_INIT)
 """The models that every method is compared with."""

@@ -59,7 +59,7 @@ class Scale:
         seeds: the default ones.
         retrains: retrained models of fresh initialisations for each seed, in the tables that carry the most weight.
         other_retrains: the same in all other experiments, where none of those tables' models can be used.
-        same_init: retrained models from the training's initialisation.
+        same_init: retrained models from the training's own start and batches: 1 or none, since they are all the same.
         leavers: who leaves, one for every seed, in turn.
 
     Example:
@@ -120,10 +120,10 @@ class Scale:
 def scale_of(name: str, data_dir: Path | None = None) -> Scale:
     """The scale of that name; `small` is on Fashion-MNIST where it lies in the data folder, else on digits."""
     if name == "smoke":
-        return Scale("smoke", _SMOKE, (10,), retrains=3, other_retrains=3, same_init=2)
+        return Scale("smoke", _SMOKE, (10,), retrains=3, other_retrains=3, same_init=1)
     if name == "small":
         base = _SMALL if is_there("fashion-mnist", data_dir) else _DIGITS
-        return Scale("small", base, (10, 11, 12), retrains=5, other_retrains=5, same_init=2)
+        return Scale("small", base, (10, 11, 12), retrains=5, other_retrains=5, same_init=1)
     if name == "paper":
         return Scale("paper", _PAPER, (10, 11, 12), retrains=5, other_retrains=3, same_init=0, leavers=LEAVERS)
     raise RequestError(f"There is no scale {name!r}; there are {', '.join(SCALES)}.")

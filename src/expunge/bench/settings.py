@@ -105,7 +105,7 @@ class Setting:
         forgets: who leaves, one after another; mostly it is one step.
         contenders: the methods.
         retrains: retrained models of fresh initialisations for each seed.
-        same_init: retrained models from the training's own initialisation.
+        same_init: retrained models from the training's own start and batches, 1 or none.
         tamper: a lie of the leaver's (see adversary.py), or "".
         seeds: how many of the seeds that are asked for it takes, the first ones; None is all.
     """
@@ -115,7 +115,7 @@ class Setting:
     forgets: tuple[Forget, ...]
     contenders: tuple[Contender, ...]
     retrains: int = 3
-    same_init: int = 2
+    same_init: int = 1
     tamper: str = ""
     seeds: int | None = None
 

@@ -24,6 +24,8 @@ EXPERIMENTS = (
     "samples",
     "several",
     "adversary",
+    "trainings",
+    "replay",
     "fresh",
     "tried",
     "verdict",

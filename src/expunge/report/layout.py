@@ -10,13 +10,13 @@ RECOVERY = "+recovery"
 BFLOAT16 = "-bf16"
 """How the names of models end that are trained in bfloat16."""
 _MOST_LEAVERS = 6
-NO_METHODS = ("trained", "do-nothing", "retrain", "retrain-same-init", "trained-sisa")
+NO_METHODS = ("trained", "do-nothing", "retrain", "retrain-same-start", "trained-sisa")
 """Rows that are there to compare with: models in which nothing was forgotten, and models retrained."""
 _NAMES = {
     "trained": "do nothing (trained)",
     "do-nothing": "do nothing",
     "retrain": "retrain (gold standard)",
-    "retrain-same-init": "retrain, same init",
+    "retrain-same-start": "retrain, same start",
     "trained-sisa": "SISA before forgetting",
     "gradient-ascent": "gradient ascent",
     "projected-gradient-ascent": "projected gradient ascent",

@@ -1,12 +1,15 @@
-"""The default: retrace where vectors were kept of everybody who leaves, else the corrected influence step, and why."""
+"""The default: retrace by vectors that were kept or by a replay from checkpoints, else the influence step; and why."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from expunge.errors import RequestError
 from expunge.federation.engines.engine import Engine
 from expunge.federation.keeping.state import ServerState
 from expunge.unlearning.options import StepOptions
+from expunge.unlearning.preparation import require_reachable
+from expunge.unlearning.pulls import Replay
 from expunge.unlearning.registry import AUTO, Method, Outcome, method, register
 from expunge.unlearning.request import Parties, Request
 
@@ -27,8 +30,10 @@ class AutoOptions(StepOptions):
     """
 
 
-def resolved(chosen: Method, state: ServerState, parties: Parties) -> tuple[Method, tuple[str, ...]]:
-    """The method that runs, and a warning where it is not the one that should; any but ``auto`` is itself."""
+def resolved(
+    chosen: Method, state: ServerState, parties: Parties, *, sums_only: bool = False
+) -> tuple[Method, tuple[str, ...]]:
+    """The method that runs, and why where it is not retrace by recorded vectors; any but ``auto`` is itself."""
     if chosen.name != AUTO:
         return chosen, ()
     remembered = state.memory.clients if state.memory is not None else ()
@@ -42,11 +47,30 @@ def resolved(chosen: Method, state: ServerState, parties: Parties) -> tuple[Meth
         reason = f"No vector of {', '.join(never)} was kept"
     else:
         return method("retrace").configured(given), ()
+    hindrance = "only sums of replies are seen" if sums_only else _hindrance(state, parties)
+    if hindrance is None and state.checkpoints is not None:
+        count = len(state.checkpoints.models)
+        return method("retrace").configured(given), (
+            f"{reason}, so its owners replay a round from each of {count} checkpoints: retrace by replay.",
+        )
     warning = (
-        f"{reason}, so hf-kcu runs: one gradient of the data to forget, which sees little of what the model fits "
-        "perfectly, strong backdoors among it."
+        f"{reason}, and {hindrance}, so hf-kcu runs: one gradient of the data to forget, which sees little of what the "
+        "model fits perfectly, strong backdoors among it."
     )
     return method("hf-kcu").configured(given), (warning,)
+
+
+def _hindrance(state: ServerState, parties: Parties) -> str | None:
+    """Why nothing can be replayed; None where it can."""
+    if state.checkpoints is None:
+        return "no checkpoints are there to replay from"
+    try:
+        require_reachable(parties)
+        Replay(state, parties).require_possible()
+    except RequestError as problem:
+        told = str(problem)
+        return told[0].lower() + told[1:].rstrip(".")
+    return None
 
 
 def auto(engine: Engine, state: ServerState, request: Request, options: AutoOptions) -> Outcome:
@@ -59,11 +83,17 @@ def auto(engine: Engine, state: ServerState, request: Request, options: AutoOpti
         options: handed on to the method.
     """
     parties = request.parties(engine.clients(), state.memory.clients if state.memory is not None else ())
-    chosen, warnings = resolved(replace(method(AUTO), options=options), state, parties)
+    chosen, warnings = resolved(replace(method(AUTO), options=options), state, parties, sums_only=engine.sums_only)
     outcome = chosen(engine, state, request)
     return replace(outcome, warnings=(*warnings, *outcome.warnings))
 
 
 register(
-    Method(AUTO, auto, AutoOptions(), "the default: retrace where vectors were kept, else hf-kcu", needs="vectors")
+    Method(
+        AUTO,
+        auto,
+        AutoOptions(),
+        "the default: retrace where vectors or checkpoints were kept, else hf-kcu",
+        needs="vectors",
+    )
 )

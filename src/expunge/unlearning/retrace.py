@@ -213,8 +213,12 @@ def _ready(engine: Engine, state: ServerState, request: Request, options: StepOp
 
 def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull | Replay:
     """Vectors of everybody who leaves, where they were kept; else a replay by those who hold the data."""
+    wanted = getattr(options, "source", "auto")
     remembered = state.memory.clients if state.memory is not None else ()
-    if not parties.partly and (state.checkpoints is None or set(parties.leaving) <= set(remembered)):
+    kept = not parties.partly and (state.checkpoints is None or set(parties.leaving) <= set(remembered))
+    if wanted == "recorded" or (wanted == "auto" and kept):
+        if parties.partly:
+            raise RequestError("Samples whose client stays have no vector of their own: choose source='replay'.")
         return recorded(state, parties.leaving)
     if state.checkpoints is None:
         raise RequestError(

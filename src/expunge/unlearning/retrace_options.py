@@ -22,6 +22,7 @@ from expunge.unlearning.repair import CORRECTION_LENGTHS, PART
 
 FactoredFilter = Literal["auto", "response", "damped"]
 KrylovFilter = Literal["damped", "response", "none"]
+SourceOption = Literal["auto", "recorded", "replay"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class RetraceOptions(StepOptions):
         recovery: a whole round of the clients that stay afterwards, in place of a correction; or None.
         missing: what to do when a client that stays cannot be reached: ``refuse`` or ``leave-out``.
         seed: of the samples drawn.
+        source: where the pull is learnt: ``auto`` takes recorded vectors of everybody who leaves, else a replay;
+            ``recorded`` or ``replay`` alone.
         filter: what is left of a pull along a direction of curvature e (filters.py): the training's own ``response``
             or ``damped``; ``auto`` is the response, or damped where that costs those who stay too much.
         correction: whether a correction of those who stay follows, or a short round after a long step (repair.py).
@@ -47,6 +50,7 @@ class RetraceOptions(StepOptions):
         round_lengths: how far a short round may be taken, from 0 on.
     """
 
+    source: SourceOption = "auto"
     filter: FactoredFilter = "auto"
     correction: bool = True
     correction_lengths: tuple[float, ...] = CORRECTION_LENGTHS
@@ -58,6 +62,7 @@ class RetraceOptions(StepOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice(self, "filter", FactoredFilter)
+        require_choice(self, "source", SourceOption)
         require_flag(self, "correction")
         require_rising(self, "correction_lengths", "round_lengths")
         if self.long_step_ratio != math.inf:  # nothing is a long step

@@ -204,6 +204,16 @@ class Memory:
         works = self._works(schedule)
         return None if works is None else Response(self.recipe, staying(works, self._kept, tuple(leaving)), layout)
 
+    def schedule(self, batch_size: int) -> Schedule | None:
+        """The mean learning rate and the mean steps of a client in a round; None where they were not recorded."""
+        works = [work for each in self._works(None) or () for work in each.values()]
+        total = sum(work.share for work in works)
+        if not total:
+            return None
+        steps = sum(work.share * work.steps for work in works) / total
+        rate = sum(work.share * work.learning_rate * work.steps for work in works) / (total * steps)
+        return Schedule(rate, steps, len(self._kept), batch_size)
+
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
         return [float(torch.linalg.vector_norm(self._total(name))) for name in names]
