@@ -12,8 +12,8 @@ from functools import cached_property, partial
 
 from expunge.auditing.cheats import Insider, cheats, mixed_weights
 from expunge.auditing.disguises import Candidate, mixed, noisy
-from expunge.auditing.exam import Measured
 from expunge.auditing.functional import predict
+from expunge.auditing.measured import Measured
 from expunge.auditing.model_audit import Asked
 from expunge.auditing.tricks import most_frequent, tricks
 from expunge.auditing.verdict import Verdict
