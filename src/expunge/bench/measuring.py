@@ -33,7 +33,7 @@ FAILED = "FAILED"
 
 @dataclass(frozen=True)
 class Part:
-    """What one setting and seed gave."""
+    """What one setting and seed gave; ``values`` are what each row's verdict came from, where that is kept."""
 
     rows: list[Row]
     noise: dict[str, list[float]]
@@ -41,6 +41,7 @@ class Part:
     series: list[Series]
     environment: dict[str, Any] = field(default_factory=dict)
     date: str | None = None
+    values: list[dict[str, list[float]]] = field(default_factory=list)
 
 
 def compared_steps(steps: int) -> list[int]:
