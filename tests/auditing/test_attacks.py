@@ -9,8 +9,9 @@ from torch.nn.functional import one_hot
 
 from expunge.auditing.attacks import attack_scores
 from expunge.auditing.comparison import beside_retrained
-from expunge.auditing.exam import Exam, Measured
+from expunge.auditing.exam import Exam
 from expunge.auditing.lira import lira
+from expunge.auditing.measured import Measured
 from expunge.auditing.membership import measure_attack
 from expunge.auditing.model_audit import Asked, Panel
 from expunge.auditing.rmia import rmia

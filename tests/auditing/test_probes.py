@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expunge.auditing.answers import copied, log_odds, margin_distance, margins_of, mean_place
-from expunge.auditing.exam import Exam, Trigger, beside
+from expunge.auditing.exam import Exam, Trigger
+from expunge.auditing.measured import beside
 from expunge.auditing.probes import drawn_samples, nearby_triggers, probe_seed
 from expunge.core.vectors import Snapshot
 
@@ -129,7 +130,7 @@ class TestParts:
 
         def model(plain, triggered):
             scores = right * (plain * (marks == 0) + triggered * (marks == 1))[:, None]
-            return exam.measure(lambda x: scores[: len(x)], Snapshot(torch.zeros(1), {}))
+            return exam.measure(lambda x: scores.repeat(9, 1)[: len(x)], Snapshot(torch.zeros(1), {}))
 
         others = [model(0.0, 0.0) for _ in range(3)]
         for knows in ((4.0, 0.0), (0.0, 4.0)):

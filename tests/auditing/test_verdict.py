@@ -28,12 +28,19 @@ class TestEveryKind:
         assert found.verdict == Verdict.UNDER_FORGOTTEN
         assert "towards the trained model" in found.reason
 
-    @pytest.mark.parametrize("name", [name for name in KNOWN if KNOWN[name]])
+    @pytest.mark.parametrize("name", [name for name in KNOWN if KNOWN[name] and MEASURES[name].side != "below"])
     def test_each_measure_of_forgetting_alone_is_enough(self, name):
         """A model that is as retrained ones but in one thing, where it is half-way to the trained one."""
         found = verdict(model(52) | {name: GOAL[name] + 0.5 * KNOWN[name]})
         assert found.verdict == Verdict.UNDER_FORGOTTEN
         assert MEASURES[name].label in found.reason
+
+    def test_a_model_that_looks_past_the_trigger_went_too_far(self):
+        found = verdict(model(52) | {"trigger_moves": GOAL["trigger_moves"] - 1.5 * KNOWN["trigger_moves"]})
+        assert found.verdict == Verdict.OVER_FORGOTTEN
+        assert MEASURES["trigger_moves"].label in found.reason
+        above = verdict(model(50, noise=0.5) | {"trigger_moves": GOAL["trigger_moves"] + 0.5 * KNOWN["trigger_moves"]})
+        assert above.verdict == Verdict.EQUIVALENT, "that side is the other measures'"
 
     def test_a_tenth_and_a_little_more_is_never_equivalent(self):
         """What the margin promises: 16% is beyond it (10%) and the noise of the mean."""
@@ -150,6 +157,12 @@ class TestErrors:
             beyond = own | {"trigger_rank": GOAL["trigger_rank"] + stated.margin}
             passed += judge(compared(beyond, trained(), references)).verdict == Verdict.EQUIVALENT
         assert passed <= 0.065 * 400
+
+    def test_a_later_attempt_is_told_with_its_own_level(self):
+        first, third = (judge(beside(model(50, noise=0.5), 10), attempt) for attempt in (1, 3))
+        assert "but for a chance of 5% (" in first.power.sentence
+        assert "but for a chance of 1.25% (" in third.power.sentence
+        assert third.power.honest_passes < first.power.honest_passes
 
     def test_power_says_what_honest_retrains_do(self):
         """A lower bound, and not an empty one."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from expunge.auditing.exam import Measured
 from expunge.auditing.functional import kl_divergence, logit_mse, parameter_gap
+from expunge.auditing.measured import Measured
 from expunge.auditing.membership import loss_threshold_attack
 from expunge.bench.evaluation import ALONE, BESIDE, Evaluation, compare, noise_ranges, retrain_noise
 from expunge.bench.results import MEASURES
@@ -216,6 +216,7 @@ def model_with(parameters, value, asr):
         outputs,
         outputs,
         None,
+        torch.zeros(0, 2),
         (outputs[:, 0], outputs[:0, 0]),
         lambda: torch.zeros(0, 2),
         alone,

@@ -70,8 +70,8 @@ def test_with_fewer_than_five_retrained_models_nothing_is_equivalent():
 def test_the_measures_that_need_models_are_named_and_values_stay():
     old = results(retrace=0.052)
     new = judged_again(old)
-    plain = {"distance", "kl_forget", "unseen_distance", "test_loss"}
-    of_a_trigger = {"trigger_distance", "trigger_pull", "trigger_rank", "nearby_pull"}
+    plain = {"distance", "kl_forget", "unseen_distance", "kept_share", "test_loss"}
+    of_a_trigger = {"trigger_distance", "trigger_pull", "trigger_rank", "trigger_moves", "nearby_pull"}
     assert (new.judged.rule, new.judged.source) == ("margins", "stored values")
     assert set(new.judged.without) == plain | of_a_trigger
     without = [replace(row, verdict=None) for row in old.rows]

@@ -30,9 +30,10 @@ def results():
 def test_fields_are_the_documented_ones_in_order():
     expected = (
         "method seed test_accuracy test_loss forget_accuracy forget_loss asr trigger_pull trigger_rank"
-        " nearby_pull mia_auc kl kl_forget distance trigger_distance unseen_distance logit_mse agreement parameter_gap"
-        " causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds speedup sample_gradients"
-        " speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant digest evidence"
+        " trigger_moves nearby_pull mia_auc kl kl_forget distance trigger_distance unseen_distance kept_share logit_mse"
+        " agreement parameter_gap causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds"
+        " speedup sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant"
+        " digest evidence"
     )
     assert " ".join(field.name for field in fields(Row)) == expected
 
@@ -52,8 +53,9 @@ def test_file_has_the_shape_of_the_architecture(results, tmp_path):
     content = json.loads((tmp_path / "results.json").read_text())
     assert list(content) == ["version", "experiment", "date", "scenario", "environment", "rows", "noise"]
     assert (content["version"], content["date"]) == (2, None)
-    assert list(content["rows"][0]) == [field.name for field in fields(Row)]
-    assert content["rows"][0]["mia_auc"] is None
+    names = [field.name for field in fields(Row)]
+    for row, own in zip(content["rows"], results.rows, strict=True):
+        assert list(row) == [name for name in names if getattr(own, name) is not None], "in order, and nothing empty"
     assert content["rows"][3]["sample_gradients"] == 123456789
 
 

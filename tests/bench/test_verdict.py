@@ -8,19 +8,20 @@ import torch
 
 from expunge.auditing.cheats import cheats
 from expunge.auditing.verdict import Verdict
-from expunge.bench.hearings import ATTEMPTS, BESIDE, HONEST, MIXED, Court, Hearing, Models
+from expunge.bench.court import ATTEMPTS, Court, Models, remembering
+from expunge.bench.hearings import BESIDE, BEST, HONEST, MIXED, Hearing
 from expunge.bench.measuring import SAME_INIT
 from expunge.bench.results import Results
 from expunge.bench.store import Store
 from expunge.bench.verdict import (
     ATTACKED,
     CLEAN,
-    RELEARNING,
     SCENARIO,
-    Case,
+    SHOWN,
     fashion_scenario,
     run_verdicts,
 )
+from expunge.bench.verdict_cases import RELEARNING, Case, judged, verdicts_again
 from expunge.bench.verdict_curves import CALLED, SIMULATED, TOLD, level_curves
 from expunge.federation.training.fedavg import train
 
@@ -48,6 +49,10 @@ def count_verdicts(results, variant=ATTACKED, seeds=range(1000)):
         if row.variant == variant and row.seed in seeds:
             counts.setdefault(row.method, {verdict.value: 0 for verdict in Verdict})[row.verdict] += 1
     return counts
+
+
+def row_values(row):
+    return [name for name, value in dataclasses.asdict(row).items() if value is not None]
 
 
 def study(store):
@@ -93,9 +98,9 @@ class TestStudy:
         assert {row.verdict for row in tiny.rows} <= {verdict.value for verdict in Verdict}
         assert all(row.asr is not None for row in tiny.rows if row.variant == ATTACKED)
         assert all(row.asr is None for row in tiny.rows if row.variant == CLEAN)
-        assert all(row.kl_forget is not None for row in tiny.rows), "the honest one is none of the references"
-        nothing = [row for row in tiny.rows if row.method == "no-op"]
-        assert all(row.asr_reduction in (None, 0.0) for row in nothing)
+        assert all(row.distance is not None for row in tiny.rows), "the honest one is none of the references"
+        kept = {"method", "seed", "variant", "verdict", *SHOWN}
+        assert all(set(row_values(row)) <= kept for row in tiny.rows), "and results stay small"
         assert tiny.variants[ATTACKED].scenario["seeds"] == [10, 11]
         assert tiny.variants[ATTACKED].noise["asr"]["high"] < 0.5
 
@@ -169,22 +174,36 @@ class TestCourt:
             honest.trained.forget_logits, honest.evaluation.measure(court.models.state.model).forget_logits
         )
 
+    def test_answers_that_are_remembered_are_those_that_were_given(self, court):
+        calls = []
+
+        def answers(inputs):
+            calls.append(len(inputs))
+            return inputs.flatten(1)[:, :2] * 3
+
+        ask, inputs = remembering(answers), torch.rand(6, 1, 2, 2)
+        assert torch.equal(ask(inputs[:4]), answers(inputs[:4]))
+        assert torch.equal(ask(inputs[[5, 1, 1, 4]]), answers(inputs[[5, 1, 1, 4]]))
+        assert torch.equal(ask(inputs), answers(inputs))
+        assert [calls[0], calls[2]] == [4, 2], "only what is new is asked"
+        assert calls[4:] == [6], "and nothing that is known"
+
     def test_the_insider_knows_another_draw(self, court):
         asked = court.insider().asked
         assert len(asked) <= len(court.federation.dataset.test_inputs)
         assert court.insider().trained.digest == court.models.state.model.digest
 
     def test_five_attempts_are_five_models_each_judged_as_the_attempt_that_it_is(self, court, monkeypatch):
-        judged, row = [], Hearing.row
+        asked, hear = [], Hearing.heard
 
         def watched(self, name, count=None, attempt=1):
-            judged.append((self.own.model.digest, attempt))
-            return row(self, name, count, attempt)
+            asked.append((self.own.model.digest, attempt))
+            return hear(self, name, count, attempt)
 
-        monkeypatch.setattr(Hearing, "row", watched)
-        court._best_of_five(court.insider(), same_start=False)
-        assert [attempt for _, attempt in judged] == [1, 2, 3, 4, 5]
-        assert len({digest for digest, _ in judged}) == len(ATTEMPTS) == 5
+        monkeypatch.setattr(Hearing, "heard", watched)
+        found = list(court._five_attempts(court.insider(), same_start=False))
+        assert [attempt for _, attempt in asked] == [one.attempt for one in found] == [1, 2, 3, 4, 5]
+        assert len({digest for digest, _ in asked}) == len(ATTEMPTS) == 5
 
     def test_later_attempts_are_judged_more_strictly(self, court):
         """At a level near nothing no interval fits into a margin."""
@@ -198,7 +217,7 @@ class TestCourt:
     def test_beside_fewer_means_the_first_ones(self, court):
         hearing = court._honest
         by_hand = hearing.evaluation.row("x", hearing.own, hearing.trained, hearing.references[:3])
-        assert hearing.row("x", 3).kl_forget == by_hand.kl_forget != hearing.row("x").kl_forget
+        assert hearing.heard("x", 3).row.kl_forget == by_hand.kl_forget != hearing.heard("x").row.kl_forget
 
     def test_a_spoiled_reference_takes_the_place_of_an_honest_one(self, court, monkeypatch):
         heard, hearing = [], Court.hearing
@@ -209,10 +228,41 @@ class TestCourt:
 
         monkeypatch.setattr(Court, "hearing", watched)
         rows = list(court._beside_a_spoiled_one(court.insider(), same_start=False))
-        assert [row.method for row in rows] == SPECIAL[1:3]
+        assert [one.row.method for one in rows] == SPECIAL[1:3]
         for references in heard:
             assert [model.digest for model in references[1:]] == [m.digest for m in court.models.references[1:]]
             assert references[0].digest != court.models.references[0].digest
+
+
+@pytest.fixture(scope="module")
+def special(tiny, store):
+    return judged(Case(ATTACKED, TINY.with_seed(10), "client-3", 5, "special"), store)
+
+
+class TestKeptValues:
+    def test_they_give_the_verdicts_again(self, special):
+        assert len(special.values) == len(special.rows) == 2 * (len(ATTEMPTS) + 2)
+        assert all(values["attempt"] and len(values["forget_loss"]) == 3 + 5 for values in special.values)
+        again = verdicts_again(special)
+        spoiled = {row.method: row.verdict for row in special.rows if not row.method.startswith(BEST)}
+        assert {row.method: row.verdict for row in again.rows if not row.method.startswith(BEST)} == spoiled
+        assert [row.method for row in again.rows] == SPECIAL, "of five attempts one row is left"
+
+    def test_another_rule_gives_others_and_nobody_is_asked(self, special, monkeypatch):
+        monkeypatch.setattr(Court, "hearing", lambda *_: pytest.fail("a model was asked again"))
+        monkeypatch.setattr("expunge.auditing.margins.SHARE", 50.0)
+        monkeypatch.setattr("expunge.auditing.margins.USABLE", 100.0)
+        before = [row.verdict for row in verdicts_again(special).rows]
+        monkeypatch.setattr("expunge.auditing.margins.SHARE", 1e-6)
+        monkeypatch.setattr("expunge.auditing.margins.SPREADS", 1e-6)
+        after = [row.verdict for row in verdicts_again(special).rows]
+        assert before != after
+        assert "UNDER-FORGOTTEN" in after
+
+    def test_what_was_told_without_values_stays(self, special):
+        row = dataclasses.replace(special.rows[5], verdict="UNDECIDED")
+        part = dataclasses.replace(special, rows=[row], values=[{"attempt": [1.0]}])
+        assert verdicts_again(part).rows == [row]
 
 
 class TestLevel:

@@ -21,10 +21,22 @@ def log_odds(logits: Tensor) -> Tensor:
         >>> log_odds(torch.tensor([[0.0, 1.0]])).tolist()
         [[-1.0, 1.0]]
     """
-    logits = logits.double()
-    classes = logits.shape[1]
-    others = [torch.cat([logits[:, :own], logits[:, own + 1 :]], dim=1).logsumexp(dim=1) for own in range(classes)]
-    return logits - torch.stack(others, dim=1)
+    logs = logits.double().log_softmax(dim=1)
+    best = logs.argmax(dim=1, keepdim=True)
+    # Of the likeliest class 1 - p may be lost in rounding, so it is summed from the others.
+    rest = logs.scatter(1, best, -torch.inf).logsumexp(dim=1, keepdim=True)
+    return logs - (-logs.exp()).log1p().scatter(1, best, rest)
+
+
+def directions(logits: Tensor) -> Tensor:
+    """Where each row of class scores points: without its mean, at length one. No scale of the outputs is left.
+
+    Example:
+        >>> directions(torch.tensor([[2.0, 0.0], [0.0, 30.0], [1.0, 1.0]])).tolist()
+        [[0.7071067811865475, -0.7071067811865475], [-0.7071067811865475, 0.7071067811865475], [0.0, 0.0]]
+    """
+    centred = logits.double() - logits.double().mean(dim=1, keepdim=True)
+    return torch.nn.functional.normalize(centred, dim=1)
 
 
 def mean_place(logits: Tensor, target: int) -> float:

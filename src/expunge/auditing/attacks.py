@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from expunge.auditing.comparison import Scores
-from expunge.auditing.exam import Exam, Measured
+from expunge.auditing.exam import Exam
 from expunge.auditing.lira import lira
+from expunge.auditing.measured import Measured
 from expunge.auditing.rmia import rmia
 from expunge.auditing.shadows import shadow_model_attack
 

@@ -80,6 +80,19 @@ def asked_now(record: str | Path | None, request: str, model: str, nonce: str | 
     return Asked(chosen, len(own), counted=True)
 
 
+def asked_before(record: str | Path, request: str, model: str) -> Asked | None:
+    """How a model was asked last, which counts nothing; None where no audit has asked it.
+
+    Raises:
+        DataError: the file is no record of audits.
+    """
+    asked = None
+    for number, entry in enumerate(_known(Path(record)).get(request, []), start=1):
+        if entry["model"] == model:
+            asked = Asked(entry["nonce"], number, counted=True)
+    return asked
+
+
 def _known(path: Path) -> dict[str, list[dict[str, Any]]]:
     if not path.exists():
         return {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from expunge.auditing.attempts import asked_now, model_digest, samples_digest
 from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence, solver_evidence
-from expunge.auditing.exam import Exam, Measured, Samples, Trigger
+from expunge.auditing.exam import Exam, Samples, Trigger
 from expunge.auditing.given import (
     BATCH,
     TRIED,
@@ -26,6 +26,7 @@ from expunge.auditing.given import (
     weights_of,
 )
 from expunge.auditing.later import judged_later
+from expunge.auditing.measured import Measured
 from expunge.auditing.model_audit import ModelAudit, Panel
 from expunge.auditing.statement import statement
 from expunge.core.losses import CrossEntropy, Loss, as_loss, objective

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expunge.auditing.answers import copied, margin_distance, margins_of, mean_variation
+from expunge.auditing.answers import copied, margins_of
 from expunge.auditing.comparison import Scores
 from expunge.auditing.functional import accuracy, mean_loss
 from expunge.auditing.margins import SPREADS, Finding
+from expunge.auditing.measured import Measured, beside, chance_share, kept_share, require_comparable
 from expunge.auditing.measures import STAND_INS, Compared, Measure, compared
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
 from expunge.auditing.probes import LEAST_UNSEEN, Nearby, drawn_samples, nearby_triggers
@@ -28,16 +29,12 @@ from expunge.auditing.triggers import TriggerAsked, mean_hold
 from expunge.auditing.verdict import Judgement, Verdict, judge
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
-from expunge.errors import ModelError, RequestError
 
 Samples = tuple[Tensor, Tensor]
 """Inputs and labels."""
 
 Answers = Callable[[Tensor], Tensor]
 """A model as the exam sees it: logits for inputs."""
-
-BESIDE = ("distance", "trigger_distance", "unseen_distance", "nearby_pull")
-"""The measures of a model beside others, by name."""
 
 LEAST_FORGOTTEN = 20
 """Below so many samples one of them is worth 5 points: more than is to be told."""
@@ -49,47 +46,6 @@ class Trigger:
 
     stamp: Callable[[Tensor], Tensor]
     target: int
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """One model: its outputs on the sets that matter, and what they say of it alone.
-
-    Attributes:
-        model: its weights.
-        test_logits: for the unseen samples.
-        forget_logits: for the samples to forget.
-        other_logits: for the non-members that a membership attack compares these with.
-        retained_logits: for the retained samples, or None.
-        margins: log-odds of the forgotten samples' own labels: of those without a trigger, and of those with one.
-        ask_nearby: asks about moved and noisy triggers.
-        alone: by the names of results; what outputs that are not finite cannot say is None.
-    """
-
-    model: Snapshot
-    test_logits: Tensor
-    forget_logits: Tensor
-    other_logits: Tensor
-    retained_logits: Tensor | None
-    margins: tuple[Tensor, Tensor]
-    ask_nearby: Callable[[], Tensor]
-    alone: dict[str, Any]
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all outputs are numbers."""
-        known = (self.forget_logits, self.other_logits, self.retained_logits)
-        return all(bool(torch.isfinite(logits).all()) for logits in known if logits is not None)
-
-    @cached_property
-    def nearby_pulls(self) -> Tensor:
-        """Of moved and noisy triggers, towards every class; empty without a trigger. Asked only where it is needed."""
-        return self.ask_nearby()
-
-    @property
-    def logits(self) -> Tensor:
-        """All its answers for samples as they are."""
-        return torch.cat([self.forget_logits, self.test_logits])
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +110,7 @@ class Exam:
             forget_logits,
             torch.cat([test_logits, *(own.stamped for own in asked)]),
             answers(self.retained[0]) if self.retained is not None else None,
+            torch.cat([own.turns for own in asked]) if asked else torch.zeros(0, classes).to(test_logits.double()),
             self._parts(margins_of(forget_logits, forget_labels)),
             nearby,
             alone,
@@ -197,8 +154,13 @@ class Exam:
             return []
         rest = [[other for other in retrained if other is not model] for model in retrained]
         models = [(measured, retrained), (trained, retrained), *zip(retrained, rest, strict=True)]
-        own, before, *others = (model.alone | beside(model, them) for model, them in models)
-        return [one for one in compared(own, before, others, self._step) if one.measure.name not in STAND_INS]
+        own, before, *others = (
+            model.alone | beside(model, them) | {"kept_share": kept_share(model, trained, them)}
+            for model, them in models
+        )
+        steps = {"kept_share": chance_share(trained, retrained) / SPREADS}
+        found = compared(own, before, others, lambda measure: steps.get(measure.name, self._step(measure)))
+        return [one for one in found if one.measure.name not in STAND_INS]
 
     def _step(self, measure: Measure) -> float:
         """What one sample is worth in a rate."""
@@ -284,22 +246,6 @@ class Exam:
         return replace(found, alone=found.alone | alone)
 
 
-def beside(model: Measured, others: Sequence[Measured]) -> dict[str, float | None]:
-    """What a model shows beside others that were trained apart: its distance, and where other triggers pull it more."""
-    if not model.is_finite or not others:
-        return dict.fromkeys(BESIDE)
-    pulls = None
-    if len(model.nearby_pulls):
-        mean = torch.stack([other.nearby_pulls for other in others]).mean(dim=0)
-        pulls = float((model.nearby_pulls - mean).max())
-    distances = [
-        margin_distance(own, [other.margins[part] for other in others]) if len(own) else None
-        for part, own in enumerate(model.margins)
-    ]
-    unseen = mean_variation(model.test_logits, [other.test_logits for other in others])
-    return dict(zip(BESIDE, (*distances, unseen, pulls), strict=True))
-
-
 def since_first(asked: Sequence[Compared], first: Sequence[Finding]) -> list[Compared]:
     """The measures of forgetting, with noise enough that no margin is below the first one.
 
@@ -311,18 +257,6 @@ def since_first(asked: Sequence[Compared], first: Sequence[Finding]) -> list[Com
         for one in asked
         if one.measure.name in margins
     ]
-
-
-def require_comparable(measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> None:
-    """Refuse what cannot be compared, with one line."""
-    for model in (measured, *retrained):
-        if model.test_logits.shape != trained.test_logits.shape:
-            raise ModelError("The models give outputs of different shapes: compare models of one task.")
-    if not trained.is_finite or not all(model.is_finite for model in retrained):
-        raise ModelError("The trained or a retrained model has outputs that are not finite: load sound checkpoints.")
-    for name, other in (("trained model", trained), ("judged model", measured)):
-        if any(torch.equal(model.logits, other.logits) for model in retrained):
-            raise RequestError(f"The {name} is one of the retrained models: it cannot be compared with itself.")
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from expunge.auditing.exam import Exam, Measured
+from expunge.auditing.exam import Exam
+from expunge.auditing.measured import Measured
 from expunge.auditing.tricks import owners_epoch, owners_only
 from expunge.auditing.verdict import Judgement, Verdict
 from expunge.core.vectors import Snapshot

@@ -66,9 +66,11 @@ MEASURES = {
         Measure("trigger_distance", "distance to retrained answers on the triggered data", remembers=1, side="above"),
         Measure("kl_forget", "divergence from retrained models on the forgotten data", remembers=1, side="above"),
         Measure("unseen_distance", "distance to retrained answers on unseen data", remembers=1, side="above"),
+        Measure("kept_share", "share of the trained model's answers that is left", remembers=1, rate=True),
         Measure("asr", "attack success", remembers=1, rate=True),
         Measure("trigger_pull", "pull of the trigger towards its class", remembers=1),
         Measure("trigger_rank", "place of the trigger's class among the scores", remembers=1),
+        Measure("trigger_moves", "probability that the trigger moves (logarithm)", remembers=1, side="below"),
         Measure("nearby_pull", "pull of moved and noisy triggers", remembers=1, side="above", unit="trigger_pull"),
         Measure("test_accuracy", "accuracy on unseen data", side="below", margin=0.04, rate=True),
         Measure("test_loss", "loss on unseen data", side="above", margin=0.15),
@@ -76,7 +78,8 @@ MEASURES = {
 }
 """Everything that is compared, by name; what has no value for all models is left out. Samples with and without the
 trigger are apart: a patched trigger leaves what the model knows of the others as it was. ``trigger_rank`` counts the
-classes that the target's score beats, which no scaling of the outputs changes."""
+classes that the target's score beats, ``kept_share`` looks at where answers point: no scaling of the outputs changes
+these. ``trigger_moves`` counts below only: whoever was taught to look past the trigger lies there."""
 
 STAND_INS = ("mia_auc", "kl_forget")
 """Judged only where results were stored without the distances, which say the same sharper."""

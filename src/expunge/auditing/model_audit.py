@@ -20,10 +20,11 @@ from expunge.auditing import words
 from expunge.auditing.attacks import attack_scores
 from expunge.auditing.comparison import Comparison, Scores, beside_retrained
 from expunge.auditing.evidence import Evidence, Outputs, held_out_evidence
-from expunge.auditing.exam import Exam, Measured
+from expunge.auditing.exam import Exam
 from expunge.auditing.klom import FEWEST_RETRAINED, Klom, klom
 from expunge.auditing.later import deciding
 from expunge.auditing.margins import Finding
+from expunge.auditing.measured import Measured
 from expunge.auditing.membership import measure_attack
 from expunge.auditing.power import Power
 from expunge.auditing.probes import probe_seed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scipy.stats import t as student
 
-from expunge.auditing.margins import Finding
+from expunge.auditing.margins import LEVEL, Finding
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Power:
         sharpest: the label of the usable measure of forgetting with the smallest margin beside the deviation.
         share: that margin as a share of what there was to forget; None where no measure is usable.
         left_out: labels of measures of forgetting that are too noisy here to carry a claim.
+        level: the chance that a model at the edge of its margin passes; less at every further attempt.
     """
 
     retrains: int
@@ -28,6 +29,7 @@ class Power:
     sharpest: str
     share: float | None
     left_out: tuple[str, ...]
+    level: float = LEVEL
 
     @property
     def sentence(self) -> str:
@@ -37,22 +39,22 @@ class Power:
             return f"With {self.retrains} retrained models no measure of forgetting is sharp enough.{without}"
         return (
             f"With {self.retrains} retrained models, one that kept more than {self.share:.0%} of what the trained model"
-            f" shows is not called EQUIVALENT, but for a chance of 5% ({self.sharpest}); an honestly retrained model"
-            f" is, with a chance of about {self.honest_passes:.0%} or more.{without}"
+            f" shows is not called EQUIVALENT, but for a chance of {100 * self.level:g}% ({self.sharpest}); an honestly"
+            f" retrained model is, with a chance of about {self.honest_passes:.0%} or more.{without}"
         )
 
 
-def power_of(found: Sequence[Finding], retrains: int) -> Power:
-    """What can be told, from the noise and from the trained model's deviations."""
+def power_of(found: Sequence[Finding], retrains: int, level: float = LEVEL) -> Power:
+    """What can be told at a level, from the noise and from the trained model's deviations."""
     forgetting = [one for one in found if one.measure.about_forgetting]
     usable = [one for one in forgetting if one.usable]
     left_out = tuple(one.measure.label for one in forgetting if not one.usable)
     claimed = [one for one in found if one.usable]
     passes = max(0.0, 1 - sum(1 - honest_passes(one, retrains) for one in claimed))
     if not usable:
-        return Power(retrains, 0.0, "", None, left_out)
+        return Power(retrains, 0.0, "", None, left_out, level)
     sharpest = min(usable, key=lambda one: one.margin / one.deviation)
-    return Power(retrains, passes, sharpest.measure.label, sharpest.margin / sharpest.deviation, left_out)
+    return Power(retrains, passes, sharpest.measure.label, sharpest.margin / sharpest.deviation, left_out, level)
 
 
 def honest_passes(one: Finding, retrains: int) -> float:
@@ -64,7 +66,7 @@ def honest_passes(one: Finding, retrains: int) -> float:
     return 1 - (2 * beyond if one.measure.side == "both" else beyond) if room >= 0 else 0.0
 
 
-def models_needed(one: Finding, retrains: int, most: int = 50) -> int | None:
+def models_needed(one: Finding, retrains: int, level: float = LEVEL, most: int = 50) -> int | None:
     """How many retrained models would bring this value within its margin, or the margin down to a usable size.
 
     The spread is taken as it is known; None where no number would.
@@ -75,11 +77,11 @@ def models_needed(one: Finding, retrains: int, most: int = 50) -> int | None:
     if off >= one.margin:
         return None
     for count in range(retrains + 1, most + 1):
-        shrunk = one.reach * math.sqrt(retrains / count) * _quantile(count) / _quantile(retrains)
+        shrunk = one.reach * math.sqrt(retrains / count) * _quantile(count, level) / _quantile(retrains, level)
         if off + shrunk <= one.margin:
             return count
     return None
 
 
-def _quantile(count: int) -> float:
-    return float(student.isf(0.05, count - 1))
+def _quantile(count: int, level: float) -> float:
+    return float(student.isf(level, count - 1))

@@ -23,7 +23,7 @@ DRAWN, ENOUGH_DRAWN = 0.75, 500
 LEAST_UNSEEN = 50
 """With fewer, one sample is worth more than 2 points: all are asked about where there are no more."""
 
-MOST_STAMPED = 256
+MOST_STAMPED = 128
 """So many images are stamped at each of the other places: a pull of interest is far larger than their noise."""
 
 NEAR, ANYWHERE = 4, 12

@@ -109,15 +109,15 @@ def judge(measures: Sequence[Compared], attempt: int = 1) -> Judgement:
         return Judgement(Verdict.UNDECIDED, reason, refused=refused, attempt=attempt)
     kept = [one.without({outlier.number for outlier in refused}) for one in measures]
     found, left = tuple(findings(kept, level)), count - len(refused)
-    power = power_of(found, left)
+    power = power_of(found, left, level)
     told = _what_is_wrong(found)
-    verdict, reason, would_decide = (*told, "") if told is not None else _nothing_wrong(found, left)
+    verdict, reason, would_decide = (*told, "") if told is not None else _nothing_wrong(found, left, level)
     if refused:
         reason += f" Left out: {'; '.join(outlier.sentence for outlier in refused)}."
     return Judgement(verdict, reason, found, power, refused, attempt, would_decide)
 
 
-def _nothing_wrong(found: Sequence[Finding], retrains: int) -> tuple[Verdict, str, str]:
+def _nothing_wrong(found: Sequence[Finding], retrains: int, level: float) -> tuple[Verdict, str, str]:
     """No measure is outside its margin: are all shown to lie within? With the reason, and what would decide."""
     usable = [one for one in found if one.measure.about_forgetting and one.usable]
     if not usable:
@@ -127,7 +127,7 @@ def _nothing_wrong(found: Sequence[Finding], retrains: int) -> tuple[Verdict, st
         text = f"Nothing speaks against it, but {retrains} retrained models are too few"
         return _undecided(text, f"{_more(RETRAINS - retrains)} would decide")
     if open_ones:
-        return _undecided(*_still_open(open_ones, retrains))
+        return _undecided(*_still_open(open_ones, retrains, level))
     widest = max(usable, key=lambda one: one.margin / one.deviation)
     return (
         Verdict.EQUIVALENT,
@@ -157,14 +157,14 @@ def _nothing_usable(found: Sequence[Finding], retrains: int) -> tuple[str, str]:
     return text, f"{_more(more)} might decide" if helps else "more retrained models would not help"
 
 
-def _still_open(open_ones: Sequence[Finding], retrains: int) -> tuple[str, str]:
+def _still_open(open_ones: Sequence[Finding], retrains: int, level: float) -> tuple[str, str]:
     worst = max(open_ones, key=lambda one: one.excess / one.margin)
     show = worst.measure.shown
     text = (
         f"Not shown to be near enough: {worst.measure.label} is {show(worst.value)}, retrained models have "
         f"{show(worst.retrained)} with a margin of {show(worst.margin)}"
     )
-    needed = [models_needed(one, retrains) for one in open_ones]
+    needed = [models_needed(one, retrains, level) for one in open_ones]
     known = [count for count in needed if count is not None]
     if len(known) < len(needed):
         return text, f"it lies at the edge, and {_more(max(ENOUGH, 2 * retrains) - retrains)} might tell"

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from expunge.auditing.attempts import RECORD, asked_now, samples_digest
+from expunge.auditing.attempts import RECORD, asked_now
 from expunge.auditing.comparison import Scores
 from expunge.auditing.convexity import no_certificate
 from expunge.auditing.evidence import Evidence, engine_evidence
-from expunge.auditing.exam import Measured
 from expunge.auditing.functional import predict
 from expunge.auditing.later import Way, judged_later, learnt_again, more_rounds
-from expunge.auditing.model_audit import Asked, ModelAudit, Panel
+from expunge.auditing.measured import Measured
+from expunge.auditing.model_audit import ModelAudit, Panel
 from expunge.auditing.statement import statement
 from expunge.auditing.verdict import RETRAINS, Judgement, Verdict
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
 from expunge.bench.run_folder import RunFolder
-from expunge.bench.run_results import run_results
+from expunge.bench.run_results import MeasuredRun, Questioned
 from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.losses import CrossEntropy
@@ -90,30 +90,27 @@ def audit(
         persistence: judge again after so many more rounds of those who stay; 0 does not.
         relearning: judge again after so many epochs on what was to be forgotten; 0 does not.
     """
-    request, results = folder.requests()[name], run_results(folder, name, federation)
-    evaluation, trained = Evaluation(federation, request), folder.trained(federation)
-    tries = folder.tried(name, federation)
-    models = [own.model for own in tries if own.method == "retrain"]
-    references = [evaluation.measure(model) for model in models]
-    record, request_digest = folder.path / RECORD, samples_digest(evaluation.exam.forgotten)
-    panel = Panel(evaluation.exam, evaluation.measure(trained.model), references)
-    measured = {own.method: evaluation.measure(own.model) for own in tries if own.method != "retrain"}
+    run = MeasuredRun(folder, name, federation)
+    evaluation, request, trained = run.evaluation, run.request, run.trained
+    references = [measured for _, measured in run.retrained]
+    panel = Panel(evaluation.exam, run.before, references)
     ways = _ways(folder, federation, request, persistence, relearning)
     methods: dict[str, ModelAudit] = {}
-    for own in tries:
-        if own.method != "retrain":
-            outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
-            evidence = [_said(evaluation, federation, trained.model, own.model)]
-            evidence += engine_evidence(folder.engine(federation), trained.model, outcome, request)
-            asked = asked_now(record, request_digest, own.model.digest, nonce)
-            asking = evaluation.drawn(asked.probes(evaluation.exam, own.model))
-            judgement = _judgement(asking, asked, own.model, trained.model, models)
-            later = _judged_later(asking, ways, own.model, trained.model, models, judgement)
-            methods[own.method] = panel.audit(measured[own.method], judgement, asked, evidence, later)
+    questioned: dict[str, Questioned] = {}
+    for own, measured in run.tried:
+        outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
+        evidence = [_said(evaluation, federation, trained, own.model)]
+        evidence += engine_evidence(folder.engine(federation), trained, outcome, request)
+        asked = asked_now(folder.path / RECORD, run.samples, own.model.digest, nonce)
+        questioned[own.method] = answered = run.questioned(own.model, asked)
+        models = [other.model for other, _ in run.retrained]
+        later = _judged_later(answered.drawn, ways, own.model, trained, models, answered.judgement)
+        methods[own.method] = panel.audit(measured, answered.judgement, asked, evidence, later)
     attack, scores = panel.strongest, {}
     if attack is not None:
-        drawn = {"trained": panel.before, **measured, "retrained": references[0]}
+        drawn = {"trained": run.before, **{own.method: each for own, each in run.tried}, "retrained": references[0]}
         scores = {label: found[attack] for label, model in drawn.items() if (found := panel.scores(model))}
+    results = run.results(questioned, {method: each.verdict.value for method, each in methods.items()})
     reason = no_certificate(federation.model, CrossEntropy())
     certificate = reason or "A certificate is possible: see expunge.auditing.certificate."
     return Audit(results, methods, attack, scores, evaluation.exam.weights.numpy(), certificate)
@@ -125,14 +122,6 @@ def _said(evaluation: Evaluation, federation: Federation, trained: Snapshot, mod
     before, after = (partial(predict, federation.architecture(own), own) for own in (trained, model))
     trigger = exam.triggers[0] if len(exam.triggers) == 1 else None
     return statement(before, after, exam.unseen, exam.forgotten, trigger).as_evidence()
-
-
-def _judgement(
-    drawn: Evaluation, asked: Asked, model: Snapshot, trained: Snapshot, retrained: Sequence[Snapshot]
-) -> Judgement:
-    """The verdict on a model by questions that are drawn for it."""
-    own, before, *others = (drawn.measure(each) for each in (model, trained, *retrained))
-    return drawn.exam.judgement(own, before, others, asked.attempt)
 
 
 def _ways(folder: RunFolder, federation: Federation, request: Request, rounds: int, epochs: int) -> dict[str, Way]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from expunge.auditing.backdoor import asr_reduction
-from expunge.auditing.exam import Exam, Measured, Trigger, beside
+from expunge.auditing.exam import Exam, Trigger
 from expunge.auditing.functional import (
     accuracy_gap,
     agreement,
@@ -22,6 +22,7 @@ from expunge.auditing.functional import (
     parameter_gap,
     predict,
 )
+from expunge.auditing.measured import Measured, beside, kept_share
 from expunge.auditing.verdict import Judgement
 from expunge.bench.results import Row
 from expunge.bench.scenario import Federation
@@ -38,6 +39,7 @@ ALONE = (
     "asr",
     "trigger_pull",
     "trigger_rank",
+    "trigger_moves",
     "mia_auc",
     "mia_success",
 )
@@ -76,10 +78,15 @@ class Evaluation:
         retrain_costs: Sequence[Cost] = (),
         stored_bytes: int | None = None,
         training_overhead: float | None = None,
+        *,
+        nearby: bool = True,
     ) -> Row:
-        """A row of results: the mean over the retrained models wherever there is a comparison, else None."""
+        """A row of results: the mean over the retrained models wherever there is a comparison, else None.
+
+        Asking for nearby triggers takes longest; a row can do without them.
+        """
         others = [other for other in retrained if other is not measured]
-        compared = _beside(measured, trained, others) if others and measured.is_finite else {}
+        compared = _beside(measured, trained, others, nearby) if others and measured.is_finite else {}
         asr, asr_before = measured.alone["asr"], trained.alone["asr"]
         return Row(
             method=method,
@@ -133,7 +140,7 @@ def _ratio(retrained: Sequence[float], own: float) -> float | None:
     return median(retrained) / own if retrained and own else None
 
 
-def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -> dict[str, Any]:
+def _beside(measured: Measured, trained: Measured, others: Sequence[Measured], nearby: bool) -> dict[str, Any]:
     """The measures that need retrained models, averaged over them."""
     distances = [compare(other, measured) for other in others]
     shared = [name for name in BESIDE if all(name in distance for distance in distances)]
@@ -142,7 +149,8 @@ def _beside(measured: Measured, trained: Measured, others: Sequence[Measured]) -
     faithfulness = causal_faithfulness(before, retrained, own)
     return {
         **{name: fmean(distance[name] for distance in distances) for name in shared},
-        **beside(measured, others),
+        **beside(measured, others, nearby=nearby),
+        "kept_share": kept_share(measured, trained, others),
         # A flagged value measures the noise of two accuracies; it does not go among results.
         "causal_faithfulness": None if faithfulness.flag else faithfulness.value,
         "accuracy_gap": accuracy_gap(retrained, own),

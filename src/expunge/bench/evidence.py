@@ -9,10 +9,13 @@ with seeds below 10; the study is about others.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -21,6 +24,7 @@ from expunge.auditing.statement import Word, evidence
 from expunge.auditing.tricks import early_plan
 from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
+from expunge.bench.measured import kept_part
 from expunge.bench.measuring import Part
 from expunge.bench.results import Results, Row, Variant, environment, utc_now
 from expunge.bench.runner import all_done, described, make_all, missing_cells
@@ -28,7 +32,7 @@ from expunge.bench.scales import LEAVER
 from expunge.bench.scenario import Federation, Scenario
 from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store
-from expunge.bench.verdict import SCENARIO, SEEDS
+from expunge.bench.verdict import SCENARIO, SEEDS, shown
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.vectors import Snapshot
 from expunge.data import Mislabelling, stamp
@@ -41,6 +45,9 @@ from expunge.unlearning.request import Request
 POISONED, TRIGGER_ONLY, MEMORISING = "poisoned client", "poisoned client, only the trigger known", "memorising client"
 RETRAINS, SHORT = 10, 3
 """Models that the verdict gets, and models of short trainings that the evidence gets."""
+
+FORMAT = 1
+"""Of what is kept of a case; after a change in a check or in the verdict it is another one."""
 
 MEMORISED = dataclasses.replace(
     SCENARIO,
@@ -94,10 +101,11 @@ def run_evidence(
         for label, scenario in ((POISONED, poisoned), (MEMORISING, memorised))
         for seed in seeds
     ]
-    missing = missing_cells([cell for case in cases for cell in case.cells()], store)
+    to_do = [case for case in cases if not case.path(store).exists()]
+    missing = missing_cells([cell for case in to_do for cell in case.cells()], store)
     with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
         make_all(missing, store, pool, progress)
-        parts = all_done([partial(stated, case, store) for case in cases], pool, progress, "judging")
+        parts = all_done([partial(heard, case, store) for case in cases], pool, progress, "judging")
     return _put_together(seeds, cases, parts)
 
 
@@ -144,6 +152,16 @@ class Case:
     def cells(self) -> list[Cell]:
         """All models to be made beforehand."""
         return [self.trained, *self.retrained, *self.short, *map(self.forgotten, CONTENDERS)]
+
+    def path(self, store: Store) -> Path:
+        """Where what was found is, or will be: under a name for all that determines it."""
+        content = [FORMAT, "evidence", self.label, sorted(store.path(cell).name for cell in self.cells())]
+        return store.root / "measured" / f"{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.json"
+
+
+def heard(case: Case, store: Store) -> Part:
+    """What was found in one case, now or before."""
+    return kept_part(case.path(store), partial(stated, case, store), store)
 
 
 def stated(case: Case, store: Store) -> Part:
@@ -214,5 +232,5 @@ def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part]) ->
         scenario = {**described(own[0][0].setting), "seeds": [case.scenario.seed for case, _ in own]}
         variants[label] = Variant(scenario, noise_ranges([part.noise for _, part in own]), {})
     title: dict[str, Any] = {"title": "What evidence without retrained models says", "seeds": list(seeds)}
-    rows = [row for part in parts for row in part.rows]
+    rows = [shown(row) for part in parts for row in part.rows]
     return Results("evidence", title, {**environment(), "torch_threads": 1}, rows, {}, variants, [], utc_now())

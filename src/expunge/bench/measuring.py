@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from expunge.auditing.exam import Measured
+from expunge.auditing.measured import Measured, kept_share
 from expunge.bench.cells import Cell, ForgottenCell, Kept, RetrainedCell, ShardedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation, retrain_noise
 from expunge.bench.results import Row, Series
@@ -33,7 +33,7 @@ FAILED = "FAILED"
 
 @dataclass(frozen=True)
 class Part:
-    """What one setting and seed gave."""
+    """What one setting and seed gave; ``values`` are what each row's verdict came from, where that is kept."""
 
     rows: list[Row]
     noise: dict[str, list[float]]
@@ -41,6 +41,7 @@ class Part:
     series: list[Series]
     environment: dict[str, Any] = field(default_factory=dict)
     date: str | None = None
+    values: list[dict[str, list[float]]] = field(default_factory=list)
 
 
 def compared_steps(steps: int) -> list[int]:
@@ -68,7 +69,10 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
 
     def row(name: str, own: Measured, *more: Any, start: Measured = before) -> Row:
         verdict = evaluation.judgement(own, before, references).verdict.value
-        return dataclasses.replace(evaluation.row(name, own, start, references, *more), verdict=verdict)
+        share = kept_share(own, before, references)  # a verdict's own start is always the trained model
+        return dataclasses.replace(
+            evaluation.row(name, own, start, references, *more), verdict=verdict, kept_share=share
+        )
 
     rows = [row("trained", before)]
     rows += [  # the yardstick is not judged by itself

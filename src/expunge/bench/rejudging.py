@@ -18,7 +18,9 @@ from expunge.errors import RequestError
 RULE, SOURCE = "margins", "stored values"
 REFERENCE = "retrain"
 """The rows of retrained models: all others are compared with these."""
-OF_A_TRIGGER = ("asr", "trigger_distance", "trigger_pull", "trigger_rank", "nearby_pull")
+SINCE_MARGINS = "distance"
+"""A measure that only results have whose models were judged by margins."""
+OF_A_TRIGGER = ("asr", "trigger_distance", "trigger_pull", "trigger_rank", "trigger_moves", "nearby_pull")
 """Measures that only a client with a trigger has."""
 
 
@@ -30,7 +32,7 @@ def judged_again(results: Results) -> Results:
     """The same measurements with verdicts by the rule of today; doing it twice changes nothing.
 
     Retrained models are the yardstick and lose their verdict; where a method gave up, that stays. Results without
-    verdicts, or with every measure of today, are returned as they are.
+    verdicts, and those whose models were judged by margins, are returned as they are: models tell more than values.
 
     Raises:
         RequestError: a row has a verdict, and no trained or retrained model of its variant and seed is stored.
@@ -43,7 +45,8 @@ def judged_again(results: Results) -> Results:
         ('UNDER-FORGOTTEN', 'stored values')
     """
     missing = not_stored(results)
-    if not missing or all(row.verdict is None for row in results.rows):
+    on_models = results.judged is None and SINCE_MARGINS not in missing
+    if on_models or all(row.verdict is None for row in results.rows):
         return results
     rows = [replace(row, verdict=_verdict(row, results)) for row in results.rows]
     return replace(results, rows=rows, judged=Judged(RULE, SOURCE, missing))
@@ -54,7 +57,7 @@ def not_stored(results: Results) -> list[str]:
 
     Example:
         >>> not_stored(Results("demo", {}, {}, [Row("trained", 0, forget_loss=1.0, kl_forget=0.1)], {}))
-        ['forget_accuracy', 'mia_auc', 'distance', 'unseen_distance', 'test_accuracy', 'test_loss']
+        ['forget_accuracy', 'mia_auc', 'distance', 'unseen_distance', 'kept_share', 'test_accuracy', 'test_loss']
     """
     missing = [name for name in MEASURES if all(getattr(row, name) is None for row in results.rows)]
     return [name for name in missing if "asr" not in missing or name not in OF_A_TRIGGER]

@@ -43,6 +43,7 @@ class Row:
     asr: float | None = None
     trigger_pull: float | None = None
     trigger_rank: float | None = None
+    trigger_moves: float | None = None
     nearby_pull: float | None = None
     mia_auc: float | None = None
     kl: float | None = None
@@ -50,6 +51,7 @@ class Row:
     distance: float | None = None
     trigger_distance: float | None = None
     unseen_distance: float | None = None
+    kept_share: float | None = None
     logit_mse: float | None = None
     agreement: float | None = None
     parameter_gap: float | None = None
@@ -183,7 +185,7 @@ class Results:
         return Summary(statistics.fmean(values), spread, min(values), max(values), len(values))
 
     def save(self, path: str | Path) -> None:
-        """Write the file whole or not at all: floats to 6 significant digits, keys in a fixed order.
+        """Write the file whole or not at all: floats to 6 significant digits, keys in a fixed order, a row a line.
 
         Raises:
             DataError: a value is NaN, infinite, no number, or a rate outside [0, 1], or the date is none.
@@ -195,7 +197,7 @@ class Results:
             "date": _date(self.date),
             "scenario": plain(self.scenario, "scenario"),
             "environment": plain(self.environment, "environment"),
-            "rows": [_plain_row(row) for row in self.rows],
+            "rows": [{k: v for k, v in _plain_row(row).items() if v is not None} for row in self.rows],
             "noise": plain(self.noise, "noise"),
         }
         if self.variants:
@@ -204,7 +206,7 @@ class Results:
             content["series"] = [plain(asdict(curve), f"series {curve.method!r}") for curve in self.series]
         if self.judged is not None:
             content["judged"] = plain(asdict(self.judged), "judged")
-        write_whole(Path(path), json.dumps(content, indent=2, allow_nan=False) + "\n")
+        write_whole(Path(path), _text(content))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -333,6 +335,14 @@ def plain(value: Any, where: str) -> Any:
     if not math.isfinite(number):
         raise DataError(f"Results hold finite numbers only, but {where} is {number}.")
     return float(f"{number:.6g}")
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """JSON with a line for every row, which says only what was measured: there are thousands of them."""
+    parts = {name: json.dumps(value, indent=2, allow_nan=False) for name, value in content.items() if name != "rows"}
+    rows = ",\n    ".join(json.dumps(row, allow_nan=False) for row in content["rows"])
+    whole = {name: parts[name].replace("\n", "\n  ") if name in parts else f"[\n    {rows}\n  ]" for name in content}
+    return "{\n" + ",\n".join(f"  {json.dumps(name)}: {part}" for name, part in whole.items()) + "\n}\n"
 
 
 def _refuse_constant(name: str) -> float:

@@ -152,18 +152,21 @@ def missing_cells(wanted: list[Cell], store: Store) -> list[Cell]:
 
 def make_all(missing: list[Cell], store: Store, pool: Workers, progress: Progress | None) -> None:
     """Make cells, dear ones first, none before those that it needs; tells the share of the work that is done."""
-    total, done = sum(cell.work for cell in missing), 0.0
+    work = {store.path(cell): cell.work for cell in missing}
+    total, done = sum(work.values()), 0.0
     waiting = {store.path(cell): cell for cell in sorted(missing, key=lambda cell: -cell.work)}
-    running: dict[Future[None], Cell] = {}
+    needs = {path: {store.path(need) for need in cell.needs} for path, cell in waiting.items()}  # once: names take time
+    running: dict[Future[None], Path] = {}
+    unfinished = set(waiting)
     while waiting or running:
-        unfinished = {*waiting, *(store.path(cell) for cell in running.values())}
-        ready = [c for c in waiting.values() if not any(store.path(need) in unfinished for need in c.needs)]
-        for cell in ready[: pool.count - len(running)]:
-            del waiting[store.path(cell)]
-            running[pool.submit(partial(store.make, cell))] = cell
+        ready = [path for path in waiting if needs[path].isdisjoint(unfinished)]
+        for path in ready[: pool.count - len(running)]:
+            running[pool.submit(partial(store.make, waiting.pop(path)))] = path
         for job in wait(running, return_when=FIRST_COMPLETED).done:
             job.result()
-            done += running.pop(job).work
+            path = running.pop(job)
+            unfinished.remove(path)
+            done += work[path]
         if progress is not None:
             progress("training and forgetting, percent of the work", min(100, int(100 * done / total)), 100)
 

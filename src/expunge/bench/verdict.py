@@ -10,58 +10,36 @@ with seeds below 10; the study is about others.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from expunge.auditing.functional import accuracy, predict
-from expunge.auditing.measures import POINT
-from expunge.auditing.tricks import early_plan, relearning_epochs
 from expunge.auditing.verdict import ENOUGH
-from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
-from expunge.bench.evaluation import Evaluation, noise_ranges, retrain_noise
-from expunge.bench.hearings import HONEST, Court, Models
-from expunge.bench.measured import kept_part
+from expunge.bench.evaluation import noise_ranges
 from expunge.bench.measuring import Part
-from expunge.bench.results import Results, Row, Series, Variant, environment, utc_now
+from expunge.bench.results import MEASURES, Results, Row, Series, Variant, environment, utc_now
 from expunge.bench.runner import all_done, described, make_all, missing_cells
 from expunge.bench.scales import LEAVER, scale_of
-from expunge.bench.scenario import Federation, Scenario
-from expunge.bench.settings import Forget, Setting
+from expunge.bench.scenario import Scenario
 from expunge.bench.store import Store
+from expunge.bench.verdict_cases import KINDS, MOST_EPOCHS, Case, Kind, heard
 from expunge.bench.verdict_curves import level_curves, relearning_curves, study_curves
 from expunge.bench.workers import one_by_one, side_by_side
-from expunge.core.losses import CrossEntropy
-from expunge.core.vectors import Snapshot
 from expunge.data import Backdoor, is_there
-from expunge.federation.engines.local import LocalEngine
-from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import Progress
 from expunge.federation.training.plan import TrainingPlan
-from expunge.unlearning.request import Request
 
 SEEDS = tuple(range(10, 110))
 CHEATED_SEEDS, FASHION_SEEDS, CLEAN_SEEDS = 60, 20, 20
 """How many of the seeds are used for tricks and cheats, for Fashion-MNIST, and without a backdoor: the first ones."""
 
-Kind = Literal["tricks", "mixtures", "cheats", "special", "honest"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-"""What comes to be judged, a case each: small ones keep many cores busy, and little is lost with one."""
-
 FASHION_RATE = 0.02
 """Where a larger learning rate of cheats would wreck them."""
 
 ATTACKED, FASHION, CLEAN = "strong backdoor", "Fashion-MNIST, strong backdoor", "clean client"
-RELEARNING = "relearning epochs"
-MOST_EPOCHS = 10
-"""What takes longer than this to relearn is written down as one more."""
-
-FORMAT = 2
-"""Of what is kept of a seed; after a change in a cheat or in the verdict it is another one."""
+SHOWN = ("test_accuracy", "forget_loss", "asr", "trigger_moves", "distance", "kept_share")
+"""The values that stand in results beside a verdict; all of them stay with what is measured."""
 
 SCENARIO = Scenario(
     dataset="digits",
@@ -72,62 +50,6 @@ SCENARIO = Scenario(
     plan=TrainingPlan(rounds=10, epochs=4, batch_size=64, learning_rate=0.1),
 )
 """Cheap, since it is trained 14 times for each of 100 seeds: about 2 seconds on one core."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One federation with its seed, from which one client leaves.
-
-    Attributes:
-        label: the variant in results.
-        scenario: the federation.
-        leaver: who is to be forgotten.
-        retrains: models that the verdict gets; one more is made to be judged.
-        judged: which kind of models comes to be judged.
-        learning_rate: of cheats that are taught something.
-    """
-
-    label: str
-    scenario: Scenario
-    leaver: str
-    retrains: int
-    judged: Kind
-    learning_rate: float = 0.05
-
-    @property
-    def setting(self) -> Setting:
-        """For a reader."""
-        return Setting(self.label, self.scenario, (Forget((self.leaver,)),), (), self.retrains, same_init=0)
-
-    @property
-    def trained(self) -> TrainedCell:
-        """The model before forgetting."""
-        return TrainedCell(self.scenario)
-
-    @property
-    def early(self) -> TrainedCell:
-        """The same training after its first rounds."""
-        return TrainedCell(dataclasses.replace(self.scenario, plan=early_plan(self.scenario.plan)))
-
-    @property
-    def retrained(self) -> list[RetrainedCell]:
-        """The models that the verdict gets, and the honest one behind them."""
-        return [RetrainedCell(self.scenario, Forget((self.leaver,)), number) for number in range(self.retrains + 1)]
-
-    @property
-    def same_start(self) -> RetrainedCell:
-        """A model retrained from the training's own initialisation."""
-        return RetrainedCell(self.scenario, Forget((self.leaver,)), 0, fresh=False)
-
-    def cells(self) -> list[Cell]:
-        """All models to be made beforehand."""
-        return [self.trained, self.early, *self.retrained, self.same_start]
-
-    def path(self, store: Store) -> Path:
-        """Where what was found is, or will be: under a name for all that determines it."""
-        cells = sorted(store.path(cell).name for cell in self.cells())
-        content = [FORMAT, "verdict", self.label, self.judged, self.learning_rate, cells]
-        return store.root / "measured" / f"{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.json"
 
 
 def run_verdicts(
@@ -182,52 +104,6 @@ def fashion_scenario(data_dir: Path | None) -> Scenario | None:
     return scale_of("small", data_dir).attacked(LEAVER, strong=True) if is_there("fashion-mnist", data_dir) else None
 
 
-def heard(case: Case, store: Store) -> Part:
-    """What was found in one case, now or before."""
-    return kept_part(case.path(store), partial(judged, case, store), store)
-
-
-def judged(case: Case, store: Store) -> Part:
-    """The rows of one case; with those of honest retrains goes what retraining varies by."""
-    federation = store.federation(case.scenario)
-    state, early = (store.kept(cell).state for cell in (case.trained, case.early))
-    *references, honest, same_start = (store.kept(c).state.model for c in (*case.retrained, case.same_start))
-    models = Models(state, early.model, references, honest, same_start)
-    court = Court(federation, case.leaver, models, case.learning_rate)
-    rows: list[Row] = []
-    noise: dict[str, list[float]] = {}
-    relearnt: dict[str, Snapshot] = {}
-    if case.judged == "honest":
-        rows, relearnt = [court.honest_row(), *court.power_rows()], {HONEST: honest}
-        evaluation = Evaluation(federation, Request.of(case.leaver))
-        noise = retrain_noise([evaluation.measure(model) for model in references])
-    elif case.judged == "tricks":
-        rows, relearnt = list(court.trick_rows()), court.tricked
-    else:
-        asked = {"mixtures": court.mixture_rows, "cheats": court.cheat_rows, "special": court.special_rows}
-        rows = list(asked[case.judged]())
-    epochs, seed = relearning(federation, state, case.leaver), [float(case.scenario.seed)]
-    series = [Series(name, case.label, "seed", RELEARNING, seed, [epochs(model)]) for name, model in relearnt.items()]
-    return Part([dataclasses.replace(row, variant=case.label) for row in rows], noise, {}, series)
-
-
-def relearning(federation: Federation, state: ServerState, leaver: str) -> Callable[[Snapshot], float]:
-    """Counts the epochs until the trained model's accuracy on the forgotten data is back, within a point."""
-    engine = LocalEngine(federation.model, CrossEntropy(), federation.datasets)  # here nobody boosts
-    inputs, labels = federation.datasets[leaver]
-
-    def right(model: Snapshot) -> float:
-        return accuracy(predict(federation.model, model, inputs), labels)
-
-    goal = right(state.model) - POINT
-
-    def epochs(model: Snapshot) -> float:
-        found = relearning_epochs(engine, state, model, Request.of(leaver), accuracy=right, goal=goal, most=MOST_EPOCHS)
-        return float(MOST_EPOCHS + 1 if found is None else found)
-
-    return epochs
-
-
 def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part], levels: list[Series]) -> Results:
     variants: dict[str, Variant] = {}
     for label in dict.fromkeys(case.label for case in cases):
@@ -243,5 +119,18 @@ def _put_together(seeds: Sequence[int], cases: list[Case], parts: list[Part], le
         *levels,
     ]
     where = {**environment(), "torch_threads": 1}
+    rows = [shown(row) for row in rows]
     date = max((part.date for part in parts if part.date is not None), default=utc_now())
     return Results("verdict", scenario, where, rows, {}, variants, series, date)
+
+
+def shown(row: Row, measures: Sequence[str] = SHOWN) -> Row:
+    """A row without most of its values: there are thousands, and none of these is read.
+
+    Example:
+        >>> row = shown(Row("patched", 10, asr=0.01, kl=0.2, verdict="UNDECIDED", digest="ab"))
+        >>> row.asr, row.kl, row.verdict, row.digest
+        (0.01, None, 'UNDECIDED', None)
+    """
+    gone: dict[str, Any] = {name: None for name in (*MEASURES, "digest") if name not in measures}
+    return dataclasses.replace(row, **gone)

@@ -40,16 +40,16 @@ _READING = {
 }
 
 
-def write_audit(audit: Audit, path: str | Path) -> Path:
-    """Write the page of an audit; its folder is made if need be.
+def write_audit(audit: Audit, path: str | Path, drawn: Mapping[str, Figure] | None = None) -> Path:
+    """Write the page of an audit, with its pictures where they are drawn already; its folder is made if need be.
 
     Raises:
         RequestError: the path cannot be written.
     """
-    return write_page(render_audit(audit), path)
+    return write_page(render_audit(audit, drawn), path)
 
 
-def render_audit(audit: Audit) -> str:
+def render_audit(audit: Audit, drawn: Mapping[str, Figure] | None = None) -> str:
     """The page as text.
 
     Example:
@@ -58,7 +58,7 @@ def render_audit(audit: Audit) -> str:
         >>> "No method" in render_audit(Audit(Results("demo", {}, {}, [], {}), {}, None, {}, np.ones(1), ""))
         True
     """
-    drawn, curves = audit_figures(audit), known_curves()
+    drawn, curves = audit_figures(audit) if drawn is None else drawn, known_curves()
     subtitle = ". ".join(filter(None, (audit.results.experiment, scenario_line(audit.results))))
     of = f"The attack is {audit.attack}." if audit.attack else ""
     common = [figure(name, drawn[name], of) for name in ("audit-scores", "audit-roc") if name in drawn]

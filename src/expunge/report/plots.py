@@ -105,3 +105,4 @@ def save_figure(figure: Figure, target: Any, *, transparent: bool = False, **opt
     """Save a figure with our fonts and reproducible SVG identifiers, on white or on nothing."""
     with rc_context(FONT):
         figure.savefig(target, facecolor="none" if transparent else "white", transparent=transparent, **options)
+    figure.set_layout_engine("none")  # it is laid out now, and finding the places takes as long as drawing

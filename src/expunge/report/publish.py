@@ -52,5 +52,6 @@ def publish_audit(audit: Audit, folder: Path) -> Path:
     from expunge.report.audit_plots import audit_figures
     from expunge.report.plots import save_figures
 
-    save_figures(audit_figures(audit), audit.results, folder)
-    return write_audit(audit, folder / "audit.html")
+    drawn = audit_figures(audit)
+    save_figures(drawn, audit.results, folder)
+    return write_audit(audit, folder / "audit.html", drawn)

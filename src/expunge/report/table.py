@@ -1,10 +1,11 @@
 """One line a method, what retraining itself varies by as the last lines: the content of every table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from expunge.auditing.measures import MEASURES
 from expunge.bench.measuring import FAILED
+from expunge.bench.rejudging import not_stored
 from expunge.bench.results import Noise, Results
 from expunge.report.columns import Measure, columns_for, short_columns
 from expunge.report.contradictions import NOTES
@@ -25,6 +26,9 @@ from expunge.report.verdicts import (
 
 NOT_FROM_MODELS = "†"
 """Behind a verdict that was reached by stored values."""
+
+LATER = ("kept_share", "trigger_moves")
+"""Measures of the verdict that came when there were results judged by margins."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,16 @@ def judged_note(results: Results) -> list[str]:
         ['† Judged from stored values. Not looked at, for that needs models that are not stored: loss on unseen data.']
     """
     if results.judged is None:
-        return []
-    missing = ", ".join(MEASURES[name].label for name in results.judged.without if name in MEASURES)
+        judged = any(row.verdict is not None for row in results.rows)
+        later = [name for name in not_stored(results) if name in LATER] if judged else []
+        return [f"Judged before these were measures of the verdict: {_labels(later)}."] if later else []
+    missing = _labels(results.judged.without)
     looked = f"Not looked at, for that needs models that are not stored: {missing}."
     return [f"{NOT_FROM_MODELS} Judged from {results.judged.source}. {looked}"]
+
+
+def _labels(names: Sequence[str]) -> str:
+    return ", ".join(MEASURES[name].label for name in names if name in MEASURES)
 
 
 def verdict_text(results: Results, counts: Mapping[str, int]) -> str:

@@ -1,0 +1,130 @@
+"""One model that was asked, and what it shows beside others that were trained apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expunge.auditing.answers import directions, margin_distance, mean_variation
+from expunge.core.vectors import Snapshot
+from expunge.errors import ModelError, RequestError
+
+BESIDE = ("distance", "trigger_distance", "unseen_distance", "nearby_pull")
+"""The measures of a model beside others, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """One model: its outputs on the sets that matter, and what they say of it alone.
+
+    Attributes:
+        model: its weights.
+        test_logits: for the unseen samples.
+        forget_logits: for the samples to forget.
+        other_logits: for the non-members that a membership attack compares these with.
+        retained_logits: for the retained samples, or None.
+        turns: where triggers turn its answers, a row a stamped sample; none without a trigger.
+        margins: log-odds of the forgotten samples' own labels: of those without a trigger, and of those with one.
+        ask_nearby: asks about moved and noisy triggers.
+        alone: by the names of results; what outputs that are not finite cannot say is None.
+    """
+
+    model: Snapshot
+    test_logits: Tensor
+    forget_logits: Tensor
+    other_logits: Tensor
+    retained_logits: Tensor | None
+    turns: Tensor
+    margins: tuple[Tensor, Tensor]
+    ask_nearby: Callable[[], Tensor]
+    alone: dict[str, Any]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all outputs are numbers."""
+        known = (self.forget_logits, self.other_logits, self.retained_logits)
+        return all(bool(torch.isfinite(logits).all()) for logits in known if logits is not None)
+
+    @cached_property
+    def nearby_pulls(self) -> Tensor:
+        """Of moved and noisy triggers, towards every class; empty without a trigger. Asked only where it is needed."""
+        return self.ask_nearby()
+
+    @property
+    def logits(self) -> Tensor:
+        """All its answers for samples as they are."""
+        return torch.cat([self.forget_logits, self.test_logits])
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """All that is to be forgotten: where answers for the samples point, and where triggers turn other answers."""
+        return torch.cat([directions(self.forget_logits), self.turns])
+
+
+def beside(model: Measured, others: Sequence[Measured], *, nearby: bool = True) -> dict[str, float | None]:
+    """What a model shows beside others that were trained apart: distances, and where nearby triggers pull it more."""
+    if not model.is_finite or not others:
+        return dict.fromkeys(BESIDE)
+    pulls = None
+    if nearby and len(model.nearby_pulls):
+        mean = torch.stack([other.nearby_pulls for other in others]).mean(dim=0)
+        pulls = float((model.nearby_pulls - mean).max())
+    distances = [
+        margin_distance(own, [other.margins[part] for other in others]) if len(own) else None
+        for part, own in enumerate(model.margins)
+    ]
+    unseen = mean_variation(model.test_logits, [other.test_logits for other in others])
+    return dict(zip(BESIDE, (*distances, unseen, pulls), strict=True))
+
+
+def kept_share(model: Measured, trained: Measured, others: Sequence[Measured]) -> float | None:
+    """How much of the trained model's deviation from the others' mean answers is left in a model's own.
+
+    The coefficient of a regression of one deviation on the other, over all classes and all samples of what is to be
+    forgotten: 1 for the trained model, about 0 for one that never saw the data. It averages so many numbers that
+    retraining varies it little, and looks at where answers point, which no scaling of the outputs changes.
+    """
+    if not model.is_finite or not others:
+        return None
+    mean = _mean(others)
+    apart = trained.directions - mean
+    return float(((model.directions - mean) * apart).sum() / apart.square().sum()) if bool(apart.any()) else 0.0
+
+
+def chance_share(trained: Measured, retrained: Sequence[Measured]) -> float:
+    """How much of the trained model's deviation is what any training has: the retrained ones', squared, beside its own.
+
+    A model that shares its start with the trained one may share as much with it and know nothing of the data, so no
+    smaller share is told. Where nothing was learnt from the data it is about 1, and nothing can be told.
+    """
+    if len(retrained) < 2:
+        return 1.0
+    rest = [[other for other in retrained if other is not model] for model in retrained]
+    drawn = fmean(_apart(model, others) for model, others in zip(retrained, rest, strict=True))
+    return min(1.0, drawn / max(_apart(trained, retrained), 1e-12))
+
+
+def require_comparable(measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> None:
+    """Refuse what cannot be compared, with one line."""
+    for model in (measured, *retrained):
+        if model.test_logits.shape != trained.test_logits.shape:
+            raise ModelError("The models give outputs of different shapes: compare models of one task.")
+    if not trained.is_finite or not all(model.is_finite for model in retrained):
+        raise ModelError("The trained or a retrained model has outputs that are not finite: load sound checkpoints.")
+    for name, other in (("trained model", trained), ("judged model", measured)):
+        if any(torch.equal(model.logits, other.logits) for model in retrained):
+            raise RequestError(f"The {name} is one of the retrained models: it cannot be compared with itself.")
+
+
+def _mean(models: Sequence[Measured]) -> Tensor:
+    return torch.stack([model.directions for model in models]).mean(dim=0)
+
+
+def _apart(model: Measured, others: Sequence[Measured]) -> float:
+    return float((model.directions - _mean(others)).square().sum())
