@@ -28,7 +28,7 @@ def test_a_table_for_every_variant_with_do_nothing_first_and_both_noises_last():
     assert len(tables(text)) == 2
     for table in tables(text):
         names = list(table)
-        assert names[:3] == ["do nothing (trained)", "retrain (gold standard)", "retrain, same init"]
+        assert names[:3] == ["do nothing (trained)", "retrain (gold standard)", "retrain, same start"]
         assert names[-2:] == ["retrain noise, fresh init (low to high)", "retrain noise, same init (low to high)"]
         assert len(names) == len(METHODS) - 1 + 2
     assert "cifar10, 10 clients, cnn, 20 rounds of 5 epochs; client-3 leaves; seeds 10, 11, 12." in text
@@ -79,7 +79,7 @@ def test_marked_by_the_variants_own_verdicts():
     clean, strong = tables(bench_markdown(bench()))
     assert strong["do nothing (trained)"]["verdict"] == "under-forgotten !"
     assert strong["retrace, Krylov + recovery"]["verdict"] == "**equivalent**"
-    assert strong["retrain, same init"]["verdict"] == "equivalent"
+    assert strong["retrain, same start"]["verdict"] == "equivalent"
     assert clean["retrace, Krylov + recovery"]["verdict"] == "undecided"
     assert not any(
         re.search(r"[*!]", text) for line in strong.values() for key, text in line.items() if key != "verdict"

@@ -10,13 +10,14 @@ RECOVERY = "+recovery"
 BFLOAT16 = "-bf16"
 """How the names of models end that are trained in bfloat16."""
 _MOST_LEAVERS = 6
-NO_METHODS = ("trained", "do-nothing", "retrain", "retrain-same-start", "trained-sisa")
+NO_METHODS = ("trained", "do-nothing", "retrain", "retrain-same-start", "retrain-same-init", "trained-sisa")
 """Rows that are there to compare with: models in which nothing was forgotten, and models retrained."""
 _NAMES = {
     "trained": "do nothing (trained)",
     "do-nothing": "do nothing",
     "retrain": "retrain (gold standard)",
     "retrain-same-start": "retrain, same start",
+    "retrain-same-init": "retrain, same init",  # in results of 0.2.0: the same initial weights, other batches
     "trained-sisa": "SISA before forgetting",
     "gradient-ascent": "gradient ascent",
     "projected-gradient-ascent": "projected gradient ascent",

@@ -16,6 +16,7 @@ _METHODS = {
     "do-nothing": ("#555555", "o"),
     "retrain": ("#0072B2", "o"),
     "retrain-same-start": ("#0072B2", "d"),
+    "retrain-same-init": ("#0072B2", "d"),
     "hf-kcu-paper": ("#D55E00", "o"),
     "hf-kcu": ("#E69F00", "o"),
     "retrace-krylov": ("#004D40", "o"),
