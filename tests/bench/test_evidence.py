@@ -54,7 +54,7 @@ def test_rows(tiny):
         rows = tiny.part(label).rows
         assert [row.method for row in rows] == NAMES
         assert {row.evidence for row in rows} <= {word.value for word in Word}
-        assert all(row.verdict is not None and row.kl_forget is not None for row in rows)
+        assert all(row.verdict is not None and row.kept_share is not None for row in rows)
     assert set(REMEMBERING) <= set(NAMES)
     assert list(tiny.variants) == [POISONED, TRIGGER_ONLY, MEMORISING]
     assert "mislabelled" in tiny.variants[MEMORISING].scenario
@@ -66,7 +66,7 @@ def test_what_forgets_nothing_is_not_supported(tiny):
     for label in (POISONED, TRIGGER_ONLY, MEMORISING):
         nothing, forged = found[label, NOTHING], found[label, FORGED]
         assert nothing.evidence != "SUPPORTED"
-        assert (forged.evidence, forged.verdict, forged.digest) == (nothing.evidence, nothing.verdict, nothing.digest)
+        assert (forged.evidence, forged.verdict, forged.kept_share) == (nothing.evidence, nothing.verdict, 1.0)
 
 
 def test_the_verdict_does_not_depend_on_what_is_known(tiny):

@@ -5,13 +5,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from expunge.bench.results import Results
 from expunge.report.columns import columns_for
 from expunge.report.headline import chosen_method, headline
 from expunge.report.layout import file_label, method_name, parts, scenario_line
 from expunge.report.pictures import figure
 from expunge.report.pieces import definitions, document, runs, table, write_page
-from expunge.report.plots import part_figures, whole_figures
+from expunge.report.plots import OF_PARTS, figures
 from expunge.report.table import paper_notes
 
 _FEW_COLUMNS = 8
@@ -24,7 +26,12 @@ _OTHER_NOTES = {
 
 
 def write_report(
-    results: Results, path: str | Path, *, title: str = "Is the client gone?", reading: str | None = None
+    results: Results,
+    path: str | Path,
+    *,
+    title: str = "Is the client gone?",
+    reading: str | None = None,
+    drawn: Mapping[str, Figure] | None = None,
 ) -> Path:
     """Write the page: for each variant the result, what does not work, table and pictures; then how to read them.
 
@@ -33,6 +40,7 @@ def write_report(
         path: The HTML file to write; its folder is made if need be.
         title: The page's title.
         reading: A paragraph of the author's own, shown under the title.
+        drawn: The pictures (`plots.figures`) where they are drawn already.
 
     Raises:
         RequestError: the path cannot be written.
@@ -44,25 +52,42 @@ def write_report(
         'report.html'
         >>> folder.cleanup()
     """
-    return write_page(render_report(results, title=title, reading=reading), path)
+    return write_page(render_report(results, title=title, reading=reading, drawn=drawn), path)
 
 
-def render_report(results: Results, *, title: str = "Is the client gone?", reading: str | None = None) -> str:
+def render_report(
+    results: Results,
+    *,
+    title: str = "Is the client gone?",
+    reading: str | None = None,
+    drawn: Mapping[str, Figure] | None = None,
+) -> str:
     """The page as text; see `write_report`.
 
     Example:
         >>> "&lt;b&gt;" in render_report(Results("demo", {}, {}, [], {}), title="<b>")
         True
     """
-    of = parts(results)
+    of, pictures = parts(results), figures(results) if drawn is None else drawn
     several = len(of) > 1
+    named = len(results.variants) > 1
+    own = {label: {f"{name}-{file_label(label)}" if named else name: name for name in OF_PARTS} for label in of}
+    of_parts = {name for names in own.values() for name in names}
     subtitle = ": ".join(filter(None, (results.experiment, str(results.scenario.get("title", "")))))
     sections = [
         f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>",
         f'<p class="reading">{escape(reading)}</p>' if reading else "",
         _index(of) if several else "",
-        *(figure(name, drawn) for name, drawn in whole_figures(results).items()),
-        *(_part(label if several else "", part) for label, part in of.items() if part.rows or not part.series),
+        *(figure(name, picture) for name, picture in pictures.items() if name not in of_parts),
+        *(
+            _part(
+                label if several else "",
+                part,
+                {n: pictures[file] for file, n in own[label].items() if file in pictures},
+            )
+            for label, part in of.items()
+            if part.rows or not part.series
+        ),
         *(f'<p class="note">{escape(note)}</p>' for note in paper_notes(results)),
         "<h2>How to read this</h2>",
         definitions({column.header: column.meaning for column in columns_for(results)} | _OTHER_NOTES),
@@ -97,7 +122,7 @@ def _in_short(results: Results) -> str:
     return headline(results).title + (f" ({method_name(method)})" if method else "")
 
 
-def _part(label: str, results: Results) -> str:
+def _part(label: str, results: Results, drawn: Mapping[str, Figure]) -> str:
     """One variant: result first, then table and pictures."""
     line = scenario_line(results) if label else ""
     return "\n".join(
@@ -108,7 +133,7 @@ def _part(label: str, results: Results) -> str:
             "<h2>The numbers</h2>",
             table(results),
             "<h2>At a glance</h2>",
-            *(figure(name, drawn, line) for name, drawn in part_figures(results).items()),
+            *(figure(name, picture, line) for name, picture in drawn.items()),
             "</section>",
         ]
     )

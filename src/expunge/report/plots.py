@@ -17,6 +17,8 @@ from expunge.report.palette import FONT
 from expunge.report.pareto import pareto_plot, seconds_plot
 from expunge.report.verdict_plots import verdict_figures
 
+OF_PARTS = ("forgetting", "cost", "pareto", "seconds")
+"""The pictures that every variant has of its own."""
 _IN_ORDER = ("damping", "heterogeneity", "clients", "several")
 """Experiments whose variants are steps of one quantity, so that lines between them mean something."""
 

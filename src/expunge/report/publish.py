@@ -29,10 +29,11 @@ def publish(results: Results, folder: Path) -> Path:
     if missing("matplotlib"):
         return folder / "table.md"
     from expunge.report.page import write_report
-    from expunge.report.plots import save_plots
+    from expunge.report.plots import figures, save_figures
 
-    save_plots(results, folder)
-    return write_report(results, folder / "report.html")
+    drawn = figures(results)
+    save_figures(drawn, results, folder)
+    return write_report(results, folder / "report.html", drawn=drawn)
 
 
 def publish_audit(audit: Audit, folder: Path) -> Path:
