@@ -33,7 +33,20 @@ sys.argv = ["expunge", *sys.argv[1:]]
 from expunge.cli import main
 main()
 """
-COMMANDS = ([], ["demo"], ["train"], ["forget"], ["show"], ["audit"], ["methods"], ["bench"])
+COMMANDS = (
+    [],
+    ["demo"],
+    ["train"],
+    ["forget"],
+    ["show"],
+    ["audit"],
+    ["methods"],
+    ["bench"],
+    ["init"],
+    ["status"],
+    ["request"],
+    ["receipt"],
+)
 LIGHT = {"version": ["--version"], **{" ".join([*words, "help"]): [*words, "--help"] for words in COMMANDS}}
 
 

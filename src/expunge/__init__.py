@@ -13,7 +13,9 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
     from expunge.auditing.audit import audit
     from expunge.auditing.statement import evidence
     from expunge.federation.keeping.memory import Memory
+    from expunge.federation.training.plan import TrainingPlan
     from expunge.forgetting import forget
+    from expunge.ledger.federation import Federation
     from expunge.unlearning.hf_kcu_options import HfKcuOptions
     from expunge.unlearning.hf_kcu_paper_options import HfKcuPaperOptions
     from expunge.unlearning.recovery import Recovery
@@ -23,6 +25,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
 __all__ = [
     "DataError",
     "ExpungeError",
+    "Federation",
     "HfKcuOptions",
     "HfKcuPaperOptions",
     "Memory",
@@ -34,6 +37,7 @@ __all__ = [
     "RetraceKrylovOptions",
     "RetraceOptions",
     "SiteError",
+    "TrainingPlan",
     "audit",
     "evidence",
     "forget",
@@ -41,6 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Federation": "expunge.ledger.federation",
     "HfKcuOptions": "expunge.unlearning.hf_kcu_options",
     "HfKcuPaperOptions": "expunge.unlearning.hf_kcu_paper_options",
     "Memory": "expunge.federation.keeping.memory",
@@ -48,6 +53,7 @@ _HOMES = {
     "Recovery": "expunge.unlearning.recovery",
     "RetraceKrylovOptions": "expunge.unlearning.retrace_options",
     "RetraceOptions": "expunge.unlearning.retrace_options",
+    "TrainingPlan": "expunge.federation.training.plan",
     "audit": "expunge.auditing.audit",
     "evidence": "expunge.auditing.statement",
     "forget": "expunge.forgetting",

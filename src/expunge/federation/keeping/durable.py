@@ -2,7 +2,7 @@
 
     FOLDER/BOOK.json      says what counts; "state" is the number of the state
     FOLDER/state-7/       that state
-    FOLDER/.lock          locked by the one run that works on the folder; empty
+    FOLDER/.lock          locked by the one run that works on the folder; says who that is, for those who wait
     FOLDER/.staging-*     what is being written
 
 The new state is on the disk before the book names it, the book is replaced in one move, and only then the old state is
@@ -17,7 +17,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,12 @@ class DurableFolder:
         try:
             self._wait(handle, patience)
             self._locked = True
+            _sign(handle)
             yield
         finally:
+            if self._locked:
+                with suppress(OSError):
+                    os.ftruncate(handle, 0)
             self._locked = False
             os.close(handle)
 
@@ -158,8 +163,22 @@ class DurableFolder:
                 return
             except BlockingIOError as problem:
                 if time.monotonic() >= end:
-                    raise RequestError(f"Another run is at work on {self.path}: wait until it has ended.") from problem
+                    raise RequestError(
+                        f"Another run is at work on {self.path}: wait until it has ended; locked by {_holder(handle)}."
+                    ) from problem
                 time.sleep(0.05)
+
+
+def _sign(handle: int) -> None:
+    """Write into the lock who holds it: only for the eyes of those who wait, so a full disk does not matter."""
+    since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    with suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} since {since}".encode(), 0)
+
+
+def _holder(handle: int) -> str:
+    return os.pread(handle, 100, 0).decode(errors="replace") or "a process that does not say which"
 
 
 def require_new(path: Path) -> None:
