@@ -1,6 +1,5 @@
 """The log and the table of names: chained, signed, whole after a crash; every bit counts."""
 
-import json
 import os
 import random
 import resource
@@ -53,11 +52,10 @@ def test_an_event_that_is_removed_moved_or_repeated_is_told(ledger):
         "half": [*lines[:-1], lines[-1][:40]],
         "nothing": [],
     }
-    for what, changed in changes.items():
+    for changed in changes.values():
         file.write_bytes(b"".join(changed))
         with pytest.raises(DataError, match=r"log\.jsonl"):
             again(ledger).events()
-            pytest.fail(what)
     file.unlink()
     with pytest.raises(DataError, match=r"log\.jsonl"):
         again(ledger).events()
@@ -68,25 +66,18 @@ def test_an_event_that_is_removed_moved_or_repeated_is_told(ledger):
 
 
 def test_no_flipped_bit_passes(ledger):
-    """In the log and its head; names.json has a digest of its own."""
-    good = {event.hash for event in ledger.events()}
     key = PublicKey.load(ledger.folder / "key.pub")
     content = (ledger.folder / "log.jsonl").read_bytes()
     for changed in flipped(content, 4000, seed=1):
         with pytest.raises(ExpungeError):
             checked_events(changed, key, "log.jsonl")
-    for name, count in (("head.json", 300), ("names.json", 300)):
+    for name in ("head.json", "names.json"):
         file = ledger.folder / name
         whole = file.read_bytes()
-        for changed in flipped(whole, count, seed=2):
-            file.write_bytes(changed)
-            try:
-                assert {event.hash for event in again(ledger).events()} == good
-                assert again(ledger).names().all() == ledger.names().all()
-                assert name == "names.json"  # a flipped space or digit of a blank line is the same table
-                assert json.loads(changed) == json.loads(whole)
-            except ExpungeError as problem:
-                assert name in str(problem)
+        for changed in flipped(whole[:-1], 300, seed=2):
+            file.write_bytes(changed + b"\n")
+            with pytest.raises(ExpungeError, match=name.replace(".", r"\.")):
+                desk.accept(again(ledger), "R-0001", "nobody")
         file.write_bytes(whole)
 
 

@@ -38,7 +38,7 @@ def test_it_says_what_was_done(finished):
     assert said["audit"] is None
     assert said["recipients"] == {**said["recipients"], "count": 3, "told": 3, "last": "2026-11-16"}
     assert said["scope"]["clients"] == case.facts["received"]["scope"]["clients"]
-    assert [own["what"] for own in said["erasure"]["deleted"]][0] == "the old model"
+    assert said["erasure"]["deleted"][0]["what"] == "the old model"
     assert said["erasure"]["deleted"][0]["sha256"] == case.facts["running"]["models"]["before"]
     assert said["log"]["hash"] == finished.ledger.events()[said["log"]["events"] - 1].hash
     assert found.properties == ("EXPUNGE_OLD_MODEL_DELETED",)

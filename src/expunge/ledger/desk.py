@@ -104,8 +104,8 @@ def extend(ledger: Ledger, number: str, reason: str, until: str | None = None) -
     )
 
 
-def tell(ledger: Ledger, number: str, recipients: Sequence[str], on: str | None = None) -> Event:
-    """Note that recipients of the model were told (Article 19); an empty list is all of them."""
+def tell(ledger: Ledger, number: str, recipients: Sequence[str], on: str | None = None) -> None:
+    """Note that recipients of the model were told (Article 19); an empty list is all that were not yet."""
     case, today = ledger.case(number), ledger.clock().date()
     case.require("told")
     day = read_date(on, "The day") if on else today
@@ -116,8 +116,9 @@ def tell(ledger: Ledger, number: str, recipients: Sequence[str], on: str | None 
     for name in recipients:
         if name not in known:
             raise RequestError(f"{name[:80]!r} did not get the model; those who did: {', '.join(known)[:400]}.")
-    digests = [known[name] for name in recipients] if recipients else list(case.facts["running"]["recipients"])
-    return ledger.record("told", [number], {"recipients": digests, "on": str(day)})
+    asked = [known[name] for name in recipients] if recipients else case.facts["running"]["recipients"]
+    if new := [digest for digest in asked if digest not in case.told]:
+        ledger.record("told", [number], {"recipients": new, "on": str(day)})
 
 
 def close(ledger: Ledger, number: str, untold: str = "") -> None:

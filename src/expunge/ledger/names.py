@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from expunge.errors import DataError, RequestError
-from expunge.federation.keeping.files import read_json, write_whole
-from expunge.ledger import canonical
+from expunge.federation.keeping.files import write_whole
+from expunge.ledger.canonical import canonical, parsed
+from expunge.ledger.canonical import digest as digest_of
 
 VERSION = 1
 ERASED = "(erased)"
@@ -93,21 +93,21 @@ class Names:
 
     def write(self) -> None:
         """Put the table as it is now on the disk, whole."""
-        plain = {digest: {**vars(own), "requests": list(own.requests)} for digest, own in self._entries.items()}
-        content = {"version": VERSION, "digest": canonical.digest(plain), "names": plain}
-        write_whole(self.file, json.dumps(content, indent=1) + "\n", private=True)
+        plain = {key: {**vars(own), "requests": list(own.requests)} for key, own in self._entries.items()}
+        content = {"version": VERSION, "digest": digest_of(plain), "names": plain}
+        write_whole(self.file, canonical(content).decode() + "\n", private=True)
 
     def _read(self) -> dict[str, Name]:
         if not self.file.exists():
             return {}
-        content = read_json(self.file)
         try:
+            content = parsed(self.file.read_bytes().removesuffix(b"\n"), str(self.file))
             plain = content["names"]
-            if content["version"] != VERSION or content["digest"] != canonical.digest(plain):
+            if content["version"] != VERSION or content["digest"] != digest_of(plain):
                 raise ValueError("it is not what was written")
             found = {key: Name(**{**own, "requests": tuple(own["requests"])}) for key, own in plain.items()}
             if any(own.digest != key for key, own in found.items()):
                 raise ValueError("an entry is not of its digest")
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as problem:
             raise DataError(f"{self.file} cannot be read: it is damaged, so take it from a backup.") from problem
         return found
