@@ -18,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -138,12 +139,13 @@ def clients():
 
 
 def run(*words: str) -> None:
-    """The real entry point; an error is one of ours that a second call may meet: done already."""
-    sys.argv = ["expunge", *words]
+    """The real entry point."""
+    sys.argv, code = ["expunge", *words], None
     try:
         cli.main()
     except SystemExit as left:
-        assert not left.code, words
+        code = left.code
+    assert not code, words
 
 
 def events(dying: Dying) -> int:
@@ -151,9 +153,8 @@ def events(dying: Dying) -> int:
     deaths = number = 0
     while True:
         number += 1
-        before, after = (
-            dying.tried(lambda later=later: killed_at_event(dying.command, number, later)) for later in (False, True)
-        )
+        ways = [partial(killed_at_event, dying.command, number, later) for later in (False, True)]
+        before, after = map(dying.tried, ways)
         deaths += before + after
         if not before and not after:
             return deaths
@@ -190,7 +191,7 @@ def appends(flags: object) -> bool:
 
 def operations(dying: Dying, step: int) -> int:
     deaths, number = 0, 1
-    while dying.tried(lambda: killed(dying.command, before=number)):
+    while dying.tried(partial(killed, dying.command, number)):
         deaths, number = deaths + 1, number + step
     return deaths
 
@@ -203,7 +204,7 @@ def at_random(dying: Dying, count: int) -> int:
     killed(dying.command, before=10**9)
     longest = time.perf_counter() - began
     for _ in range(count):
-        deaths += dying.tried(lambda: killed_after(dying.command, chance.uniform(0, longest)))
+        deaths += dying.tried(partial(killed_after, dying.command, chance.uniform(0, longest)))
     return deaths
 
 

@@ -116,6 +116,17 @@ def test_the_old_model_is_kept_for_a_while(place):
     assert not any(old in file.read_bytes() for file in place.files())
 
 
+def test_a_clock_that_jumps_back_keeps_nobody_waiting_and_destroys_nothing_early(place, tmp_path):
+    graceful = place.copy(tmp_path / "graceful")
+    for own, grace in ((place, 0), (graceful, 7)):
+        number = own.ask("bob")
+        own.clock.now -= timedelta(days=30)
+        own.work(dataclasses.replace(QUICK, grace=timedelta(days=grace))).run([number])
+        assert own.ledger.case(number).erased is (grace == 0)
+    graceful.clock.now += timedelta(days=30)
+    assert graceful.work().resume() == []
+
+
 def test_it_can_go_back_as_long_as_the_old_model_is_kept(place):
     before, number = place.weights(), place.ask("bob")
     place.work(dataclasses.replace(QUICK, grace=timedelta(days=7))).run([number])

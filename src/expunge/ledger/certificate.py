@@ -90,7 +90,7 @@ def page(found: Receipt, name: str = "") -> str:
         "What was done": f"On {work['begun'][:10]} the contribution was taken out by the method {work['method']}. Since"
         f" {asked['finished'][:10]} the old model is destroyed" + (", which was late." if late else "."),
         "What was found": outcome(said),
-        "Deleted": ", ".join(own["what"] for own in said["erasure"]["deleted"]) + ".",
+        "Deleted": _sentence(", ".join(own["what"] for own in said["erasure"]["deleted"])),
         "Not reached": " ".join(_left(said)) or "Nothing was named.",
         "Others told": f"{told['told']} of {told['count']} that had received the model"
         + (f", the last on {told['last']}." if told["last"] else "."),
@@ -108,6 +108,10 @@ def page(found: Receipt, name: str = "") -> str:
         small=_listed(small),
         limits=escape(said["limits"]),
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
 
 
 def _digests(said: Mapping[str, Any]) -> str:

@@ -116,7 +116,7 @@ def _left(job: Job, store: StateStore) -> list[str]:
     if federation.clients is None:
         return [*said, SUPERLINK]
     if any(name in federation.data() for name in store.book.departed):
-        said.append("The data of clients that left, which the federation file still reaches: take it out there.")
+        said.append("The data of clients that left, as long as the federation file reaches it.")
     if any(job.ledger.case(number).facts["received"]["scope"]["samples"] for number in job.numbers):
-        said.append("The samples themselves, in the data of their client: take them out there.")
+        said.append("The samples themselves, in the data of their client.")
     return said

@@ -81,6 +81,7 @@ def forget(job: Job) -> None:
         _make(job, running)
     if not candidate.exists:
         return
+    _release(job)
     record, known = candidate.record(), job.known()
 
     def content(table: Names, _: object) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def forget(job: Job) -> None:
 def _make(job: Job, running: Mapping[str, Any]) -> None:
     """Run the method, with every finished message round on the disk."""
     store, request, model = job.federation.state_store(), job.request(), job.federation.model()
-    mark = {"requests": list(job.numbers)}
+    mark = _mark(job)
     with store.alone():
         state = store.load(model)
         if state.model.digest != running["models"]["before"]:
@@ -121,9 +122,22 @@ def _make(job: Job, running: Mapping[str, Any]) -> None:
             return
         if outcome.succeeded:
             job.candidate.write(outcome, choice.method.options, _answered(journal), model)
-        store.write(dataclasses.replace(store.book, pending=None))
-        if not outcome.succeeded:
-            job.fail("The safety belt held the step back: the model is as it was.")
+    if not outcome.succeeded:
+        _release(job)
+        job.fail("The safety belt held the step back: the model is as it was.")
+
+
+def _release(job: Job) -> None:
+    """Let others work on the store again; what the clients replied is deleted with that."""
+    store = job.federation.state_store()
+    with store.alone():
+        if store.book.pending == _mark(job):
+            store.write(dataclasses.replace(store.book, pending=None))
+
+
+def _mark(job: Job) -> dict[str, Any]:
+    """What stands in the store while it is worked on."""
+    return {"requests": list(job.numbers)}
 
 
 def _choice(

@@ -100,7 +100,7 @@ def sentence(event: Event, names: Names) -> str:
         return f"being forgotten by {content['method']} from model {content['models']['before'][:12]}"
     if kind == "forgotten":
         cost = content["cost"]
-        spent = f"{cost['seconds']:.1f} s, {cost['rounds']} message rounds"
+        spent = f"{cost['seconds']:.1f} s, {cost['rounds']} message round{'s' * (cost['rounds'] != 1)}"
         return f"forgotten by {content['method']} in {spent}: model {content['models']['after'][:12]}"
     if kind == "audited":
         return f"audited: {content['word']}. {content['sentence']}"
