@@ -22,8 +22,8 @@ NOT_REACHED = (
     "Copies of the old model that recipients hold.",
 )
 SUPERLINK = (
-    "SuperLink's database, which keeps messages of earlier runs: stop SuperLink and delete the file behind its"
-    " --database option."
+    "SuperLink's database, which keeps what passed through it: stop SuperLink and run sqlite3 superlink.db"
+    " 'PRAGMA secure_delete=ON; VACUUM; PRAGMA wal_checkpoint(TRUNCATE);'"
 )
 
 

@@ -49,7 +49,8 @@ def begin(job: Job, settings: Settings) -> None:
     state = store.load(job.federation.model())
     for name in set(request.clients) & set(store.book.departed):
         raise RequestError(f"Client {name!r} has left already: its tombstone stands, so refuse the request.")
-    seed = derived_seed(job.federation.plan.seed, "request", job.ledger.head().hash)
+    earlier = sum(event.kind == "running" for event in job.ledger.events())
+    seed = derived_seed(job.federation.plan.seed, "request", earlier)  # a second try is another one
     chosen = {"method": settings.method, "options": dict(settings.options), "seed": seed}
     choice, parties = _choice(job, state, store, request, chosen)
     if not choice.method.forgets:
