@@ -299,6 +299,16 @@ def test_names_of_every_kind_are_forgotten_all_the_same(tmp_path):
     assert {case.state for case in place.ledger.cases().values()} == {"closed"}
 
 
+def test_clients_elsewhere_are_not_asked_from_here(place):
+    place.ask("bob")
+    place.file.write_text(place.file.read_text().replace("    clients=clients,\n", ""))
+    (problem,) = place.work().run()
+    assert "expunge.flower.work(grid, FILE)" in problem
+    assert place.ledger.case("R-0001").state == "accepted"
+    with pytest.raises(RequestError, match="in a Flower deployment"):
+        place.federation.train()
+
+
 def test_half_a_character_is_no_name(place):
     place.file.write_text(place.file.read_text().replace('"ada"', r'"\ud83d ada"'))
     with pytest.raises(DataError, match="names are texts to be read"):

@@ -94,7 +94,7 @@ class Federation:
     def data(self) -> dict[str, Data]:
         """Everybody's data, where it is in this process."""
         if self.clients is None:
-            raise RequestError("The clients are in a Flower deployment: run the requests from its ServerApp.")
+            raise RequestError("The clients are in a Flower deployment: they train, and answer, in its apps.")
         found = dict(self.clients())
         if not all(isinstance(name, str) and name and name.isprintable() for name in found):
             raise DataError("Every client in the federation file needs a name, and names are texts to be read.")
@@ -162,7 +162,8 @@ class Federation:
         store = self.state_store()
         with store.alone():
             left = tuple(name for name in store.book.departed if name != client)
-            store.write(replace(store.book, departed=left))
+            keys = {name: own for name, own in store.book.keys.items() if name != client}  # it may have a new one
+            store.write(replace(store.book, departed=left, keys=keys))
 
 
 def described(options: Any) -> dict[str, Any]:

@@ -29,6 +29,9 @@ LONGEST_REASON = 500
 """Characters of an override's reason."""
 
 
+AWAY = "The clients are in a Flower deployment: run its ServerApp, which calls expunge.flower.work(grid, FILE)."
+
+
 class Work:
     """Works on requests, one process at a time.
 
@@ -51,6 +54,7 @@ class Work:
         self._ledger, self._federation = ledger, federation
         self._settings = settings or Settings()
         self._reach = reach or (lambda store, _: federation.engine(store.book.departed))
+        self._near = reach is not None or federation.clients is not None
         self._watch = watch or Watch(ledger)
         registered(self._settings.method).configured(self._settings.options)
 
@@ -79,6 +83,8 @@ class Work:
                 try:
                     for number in group:
                         self._ledger.case(number).require("running")
+                    if not self._near:
+                        raise RequestError(AWAY)
                     begin(self._job(place, group), self._settings)
                     self._go_on(place, group)
                 except (RequestError, SiteError) as problem:
@@ -124,7 +130,7 @@ class Work:
         """One step, which is one event; False where nothing can be done now."""
         case, head = job.case, self._ledger.head().number
         waits = case.state in ("forgotten", "audited", "retrain-needed") and not case.gate
-        if case.state == "running":
+        if case.state == "running" and self._near:
             forget(job)
         elif self._settings.override and named and waits:
             self._override(job)

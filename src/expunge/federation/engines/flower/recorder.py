@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from expunge.core.vectors import Layout, Snapshot, weighted_sum
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.flower.app import STAMP
+from expunge.federation.engines.flower.attendance import Attendance
 from expunge.federation.engines.flower.legacy import Modern, declined
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
@@ -69,6 +70,7 @@ class Recorder(Strategy):
         self._configure, self._aggregate = self._strategy.configure_train, self._strategy.aggregate_train
         self._plan = TrainingPlan(1, local_epochs, batch_size, learning_rate)
         self._store = StateStore(store)
+        self._attendance = Attendance(self._store.book)
         self._model = copy.deepcopy(model).cpu()
         self._layout = Layout.of(self._model)
         self._memory = Memory()
@@ -119,13 +121,14 @@ class Recorder(Strategy):
                 f"The round starts from another model than the one in {self._store.folder}: "
                 "start from recorder.arrays, or choose a new folder."
             )
-        return self._configure(server_round, arrays, config, grid)
+        asked = self._configure(server_round, arrays, config, grid)
+        return self._attendance.asked(asked, grid, self._store.book.departed)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """As the strategy does; then the round is recorded, unless the strategy did not average."""
-        replies = list(replies)
+        replies = self._attendance.staying(replies, self._store.book.departed)
         sent = self._contributions(replies)  # before the strategy, which may empty the replies
         arrays, metrics = self._aggregate(server_round, replies)
         if arrays is not None:
@@ -194,8 +197,6 @@ class Recorder(Strategy):
             name, samples = _stamped(stamp)
             if name in found:
                 raise RequestError(f"Two sites call themselves {name!r}: every site needs a name of its own.")
-            if name in self._store.book.departed:
-                raise RequestError(f"Site {name!r} was forgotten and would be trained again: switch it off.")
             arrays, metrics = list(content.array_records.values()), list(content.metric_records.values())
             weight = metrics[0].get(key) if len(metrics) == 1 else None
             if len(arrays) != 1 or not isinstance(weight, int | float):
@@ -213,7 +214,8 @@ class Recorder(Strategy):
         snapshot = Snapshot(parameters, buffers, self._layout)
         counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}
         state = ServerState(snapshot, self._schedule(memory.rounds, counts), memory)
-        self._store.write(dataclasses.replace(self._store.book, counts=counts), state, self._model)
+        book = self._attendance.noted(dataclasses.replace(self._store.book, counts=counts))
+        self._store.write(book, state, self._model)
         snapshot.write_to(self._model)
         self._memory = memory
 
