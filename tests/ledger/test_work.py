@@ -9,7 +9,7 @@ import torch
 from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.memory import Memory
 from expunge.ledger import desk
-from expunge.ledger.judging import PASSED
+from expunge.ledger.gate import opens
 from expunge.ledger.making import Settings
 from ledger.places import FILE, QUICK, UNSEEN, Place
 
@@ -63,7 +63,7 @@ def test_the_audit_decides(tmp_path):
 def test_a_word_opens_the_gate_or_shuts_it(place, monkeypatch, word, state):
     monkeypatch.setattr(
         "expunge.ledger.work.Judge.judge",
-        lambda *_: {"word": word, "sentence": "", "by": "evidence", "passed": PASSED.get(word, False), "margins": []},
+        lambda *_: {"word": word, "sentence": "", "by": "evidence", "passed": opens(word), "margins": []},
     )
     number = place.ask("bob")
     place.work(WAITING).run()

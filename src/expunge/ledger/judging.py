@@ -20,10 +20,8 @@ from expunge.errors import RequestError
 from expunge.federation.engines.local_data import LocalData
 from expunge.federation.keeping.files import write_whole
 from expunge.ledger.federation import Data, Federation
+from expunge.ledger.gate import opens
 from expunge.unlearning.request import Request
-
-PASSED = {"EQUIVALENT": True, "SUPPORTED": True, "UNDECIDED": None, "NO EVIDENCE": None}
-"""What opens the gate, and what leaves it to a person; every other word is against."""
 
 SHORT = 3
 """Short trainings without the data, where nobody is retrained; each of a fifth of the rounds."""
@@ -81,7 +79,7 @@ class Judge:
             told = {"by": "evidence", "word": said.word.value, "sentence": said.sentence, "margins": []}
         text = json.dumps(whole, indent=1) + "\n"
         write_whole(file, text, private=True)
-        return {**told, "passed": PASSED.get(told["word"], False), "file": hashlib.sha256(text.encode()).hexdigest()}
+        return {**told, "passed": opens(told["word"]), "file": hashlib.sha256(text.encode()).hexdigest()}
 
     def _trainings(self, count: int, rounds: int) -> list[Mapping[str, Tensor]]:
         models: list[Mapping[str, Tensor]] = []
