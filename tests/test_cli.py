@@ -266,6 +266,7 @@ def described(**changes):
     def change(run):
         content = json.loads((run / "run.json").read_text())
         content["scenario"] |= changes
+        del content["digest"]
         (run / "run.json").write_text(json.dumps(content))
 
     return change

@@ -1,6 +1,6 @@
 """A folder that lives on: one run at a time works on it, and it changes in one move.
 
-    FOLDER/BOOK.json      says what counts; "state" is the number of the state
+    FOLDER/BOOK.json      says what counts; "state" is the number of the state, "digest" tells a damaged book
     FOLDER/state-7/       that state
     FOLDER/.lock          locked by the one run that works on the folder; says who that is, for those who wait
     FOLDER/.staging-*     what is being written
@@ -13,6 +13,7 @@ does not count is deleted by the next run that opens the folder.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -67,8 +68,14 @@ class DurableFolder:
         return self.path / f"{_STATE}{number}"
 
     def read(self) -> dict[str, Any] | None:
-        """What the book says; None where there is none."""
-        return read_json(self.book) if self.book.exists() else None
+        """What the book says; None where there is none, refused where it is not what was written."""
+        if not self.book.exists():
+            return None
+        content = read_json(self.book)
+        written = content.pop("digest", None)  # earlier versions wrote none
+        if written is not None and written != _digest(content):
+            raise DataError(f"{self.book} cannot be read: it is damaged, so take it from a backup.")
+        return content
 
     @property
     def is_new(self) -> bool:
@@ -118,7 +125,7 @@ class DurableFolder:
             content: of the book; "state" is the number of the state that counts from now on.
             fill: writes the files of a new state into a folder.
         """
-        text = json.dumps(content, indent=2) + "\n"
+        text = json.dumps({**content, "digest": _digest(content)}, indent=2) + "\n"
         with self.alone():
             if fill is not None:
                 remove(self.state(content["state"]))  # of a run that was cut off before the book named it
@@ -167,6 +174,10 @@ class DurableFolder:
                         f"Another run is at work on {self.path}: wait until it has ended; locked by {_holder(handle)}."
                     ) from problem
                 time.sleep(0.05)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sign(handle: int) -> None:
