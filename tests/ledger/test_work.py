@@ -190,6 +190,22 @@ def test_a_client_that_left_is_not_trained_with(place):
         desk.readmit(place.ledger, "bob", "once more")
 
 
+def test_a_training_of_ones_own_is_kept_and_forgotten_from(place):
+    own = place.federation
+    model, memory = own.model(), Memory()
+    size = sum(part.numel() for part in model.parameters())
+    memory.record(
+        {name: torch.full((size,), 0.01 * n) for n, name in enumerate(own.data())}, dict.fromkeys(own.data(), 1)
+    )
+    own.keep(model, memory)
+    state = own.state_store().load(own.model())
+    assert set(state.memory.clients) == set(own.data())
+    assert state.schedule.rounds == 1
+    place.ask("bob")
+    assert place.work().run(["R-0001"]) == []
+    assert place.ledger.case("R-0001").erased
+
+
 def test_who_has_left_cannot_leave_again(place):
     place.ask("bob")
     place.work().run(["R-0001"])

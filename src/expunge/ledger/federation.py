@@ -21,6 +21,7 @@ from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ExpungeError, RequestError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.engines.local_data import MapStyleDataset
+from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.training.fedavg import Keep, Progress, train
@@ -146,16 +147,26 @@ class Federation:
             departed = [name for name in store.book.departed if name in self.data()]
             engine = self.engine(store.book.departed)
             state = train(engine, self.initial(self.plan.seed), self.plan, progress=progress)
-            self.keep(state, store)
+            self._write(state, store)
         return store, tuple(departed)
 
-    def keep(self, state: ServerState, store: StateStore | None = None) -> None:
-        """Put a trained state into the store, in the place of the one that was there."""
-        own = store or self.state_store()
-        if own.book.pending is not None:
-            raise RequestError(f"A request is being worked on in {own.folder}: `expunge request resume` it first.")
-        counts = self.engine(own.book.departed).clients()
-        own.write(replace(own.book, counts=counts), state, self.model())
+    def keep(self, model: nn.Module, memory: Memory | None = None) -> None:
+        """Put a model that you trained yourself into the store, with what was recorded while it trained.
+
+        The plan has to say how it was trained: learning rate, epochs and batch size.
+        """
+        store = self.state_store()
+        counts = self.engine(store.book.departed).clients()
+        rounds = memory.rounds if memory is not None else self.plan.rounds
+        schedule = replace(self.plan, rounds=rounds).schedule(counts)
+        self._write(ServerState(Snapshot.of(model), schedule, memory), store)
+
+    def _write(self, state: ServerState, store: StateStore) -> None:
+        """Put a state into the place of the one that was there."""
+        if store.book.pending is not None:
+            raise RequestError(f"A request is being worked on in {store.folder}: `expunge request resume` it first.")
+        counts = self.engine(store.book.departed).clients()
+        store.write(replace(store.book, counts=counts), state, self.model())
 
     def readmit(self, client: str) -> None:
         """Let a client that has left train again."""
