@@ -65,6 +65,21 @@ def test_an_event_that_is_removed_moved_or_repeated_is_told(ledger):
         again(ledger).events()
 
 
+def test_an_event_of_another_history_is_told(ledger, tmp_path):
+    """Signed by the same key, with the right number, but after other events."""
+    file = ledger.folder / "log.jsonl"
+    before = {name: (ledger.folder / name).read_bytes() for name in ("log.jsonl", "head.json")}
+    desk.add(ledger, desk.Filing(("dee",), checked_by="the clerk"))
+    other = file.read_bytes().splitlines(keepends=True)
+    for name, content in before.items():
+        (ledger.folder / name).write_bytes(content)
+    desk.add(again(ledger), desk.Filing(("eve",), checked_by="the clerk"))
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == len(other) == 9
+    with pytest.raises(DataError, match="Event 9 of it does not follow"):
+        checked_events(b"".join([*lines[:-1], other[-1]]), ledger.key, "it")
+
+
 def test_no_flipped_bit_passes(ledger):
     key = PublicKey.load(ledger.folder / "key.pub")
     content = (ledger.folder / "log.jsonl").read_bytes()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,8 +105,7 @@ class Log:
         return event
 
     def _add(self, line: bytes) -> None:
-        """Put a line behind the others; where the disk is full, what was written of it is taken back."""
-        size = self.file.stat().st_size if self.file.exists() else 0
+        """Put a line behind the others; where the disk is full, half a line is left, which the next writer cuts off."""
         try:
             handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -119,8 +117,6 @@ class Log:
                 os.close(handle)
             to_disk(self.file.parent)
         except OSError as problem:
-            with suppress(OSError):
-                os.truncate(self.file, size)
             raise RequestError(f"{self.file} cannot be written: {problem.strerror}; nothing was changed.") from problem
 
     def recover(self, signer: Signer) -> None:
