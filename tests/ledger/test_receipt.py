@@ -164,6 +164,16 @@ def test_a_receipt_that_the_log_does_not_know_is_refused(done):
         verify(file, key, log)
 
 
+def test_lines_of_two_receipts_are_told_apart(done):
+    done.ask("cyd")
+    done.work().run(["R-0002"])
+    done.close("R-0002")
+    first, second = (done.folder / "ledger" / "receipts" / f"R-000{n}.intoto.jsonl" for n in (1, 2))
+    mixed = b"\n".join([first.read_bytes().split(b"\n")[0], second.read_bytes().split(b"\n")[1], b""])
+    with pytest.raises(DataError, match="put together from two receipts"):
+        verified(mixed, done.ledger.key, "it")
+
+
 def test_many_leavers_fit_into_ten_kilobytes(place):
     names = [f"sample-owner-{number}" for number in range(200)]
     number = desk.add(place.ledger, desk.Filing(("bob",), {name: [1] for name in names}, checked_by="the clerk"))

@@ -78,6 +78,19 @@ def test_evidence_without_retraining_is_asked_where_there_are_unseen_samples(tmp
     assert place.ledger.case(number).facts["audited"]["by"] == "evidence"
 
 
+def test_the_log_itself_refuses_what_does_not_follow(place):
+    number = place.ask("bob")
+    place.work(WAITING).run()
+    place.ledger.record("audited", [number], {"passed": None, "word": "UNDECIDED", "sentence": ""})
+    for kind in ("adopted", "erased", "receipt", "closed", "rolled-back", "told", "forgotten", "accepted"):
+        with pytest.raises(RequestError, match=f"{number} is audited: it cannot be"):
+            place.ledger.record(kind, [number], {})
+    place.work().run([number])
+    for kind in ("adopted", "erased", "rolled-back", "running", "overridden", "audited", "failed", "closed"):
+        with pytest.raises(RequestError, match=f"{number} is audited and erased: it cannot be"):
+            place.ledger.record(kind, [number], {})
+
+
 def test_nothing_is_left_of_the_leaver(place):
     store = place.federation.state_store()
     old = store.load(place.federation.model())
