@@ -11,6 +11,7 @@ from expunge.federation.keeping.memory import Memory
 from expunge.ledger import desk
 from expunge.ledger.gate import opens
 from expunge.ledger.making import Settings
+from expunge.ledger.watching import HIDDEN, plainly
 from ledger.places import FILE, QUICK, UNSEEN, Place
 
 WAITING = dataclasses.replace(QUICK, override="")
@@ -285,6 +286,11 @@ def test_the_log_has_no_names(place):
         assert f'"{name}' not in said
         assert f"{name} " not in said
         assert name not in receipt
+
+
+def test_a_sentence_that_still_names_a_client_is_left_out():
+    assert plainly(["hospital-2 was slow", "all went well"], {"hospital-2": "client 00"}) == [HIDDEN, "all went well"]
+    assert plainly(float("inf"), {}) == "inf"
 
 
 def test_a_file_that_is_none_is_told_in_a_sentence(place):
