@@ -14,6 +14,8 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv, about a minute ..."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@command -v chromedriver >/dev/null || (apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver) \
+		>/dev/null 2>&1 || echo "NO CHROMIUM: it could not be installed, so the page of expunge serve WILL NOT BE TESTED."
 	@touch $(READY)
 
 demo: $(READY)  ## train a small federation, forget a poisoned client, compare with retraining
@@ -28,7 +30,7 @@ test: lint  ## lint, types and every test
 test-fast: $(READY)  ## the tests that take no more than a few seconds each
 	$(BIN)/python -m pytest -n auto -q -m 'not slow'
 
-test-faults: $(READY)  ## kill -9: 200 inside forget --erase, sites and servers of a Flower deployment in mid-forget, half an hour
+test-faults: $(READY)  ## kill -9: inside request run and forget --erase, sites and servers of a Flower deployment; an hour
 	$(BIN)/python -m pytest -q -s tests/faults
 
 test-install:  ## install without extras into an empty environment, and run what the README shows

@@ -17,6 +17,7 @@ ROOMS = (
     {"unlearning"},
     {"auditing"},
     {"forgetting"},
+    {"ledger"},
     {"bench"},
     {"report"},
     {"flower"},
@@ -32,7 +33,9 @@ PLACES = {
     "matplotlib": {"report"},
     "flwr": {"flower", "federation"},
     "typer": {"cli"},
-    "cryptography": set(),
+    "fastapi": {"ledger"},
+    "uvicorn": {"cli"},
+    "cryptography": {"ledger"},
     "pandas": set(),
 }
 """Where an outside package may be imported."""

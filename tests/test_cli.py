@@ -105,7 +105,7 @@ class TestEndToEnd:
         assert json.loads(out) == [json.loads((run / "without-client-0" / "results.json").read_text())]
 
         assert [file for file in run.rglob("*.safetensors") if vector in file.read_bytes()]
-        code, out, err = expunge("forget", run, "--client", "client-0", "--erase", "--json")
+        code, out, err = expunge("forget", run, "--client", "client-0", "--erase", "--override", "a test", "--json")
         assert code == 0
         told = json.loads(out)
         assert told["method"] == "retrace"
@@ -122,7 +122,7 @@ class TestEndToEnd:
         before = tree(run)
         refused(expunge("forget", run, "--client", "client-0"), "there are client-1, client-2")
         assert tree(run) == before
-        assert expunge("forget", run, "--client", "client-1", "--erase")[0] == 0
+        assert expunge("forget", run, "--client", "client-1", "--erase", "--override", "a test")[0] == 0
         assert json.loads((run / "run.json").read_text())["departed"] == ["client-0", "client-1"]
         refused(expunge("forget", run, "--client", "client-2"), "every client")
 
@@ -167,7 +167,7 @@ class TestEndToEnd:
     def test_the_safety_belt_is_a_failure_that_changes_nothing(self, run, expunge):
         """Far from an optimum a step away from the client is a step away from all: with tau 0 none is safe."""
         before = tree(run)
-        arguments = ("--client", "client-1", "--method", "hf-kcu", "--tau", "0", "--erase")
+        arguments = ("--client", "client-1", "--method", "hf-kcu", "--tau", "0", "--erase", "--override", "x")
         code, out, err = expunge("forget", run, *arguments)
         assert (code, out) == (1, "")
         assert [line.split(":")[0] for line in err.splitlines()] == ["note", "error"]
@@ -200,9 +200,28 @@ class TestEndToEnd:
         for place in places:
             assert place.stat().st_mode & 0o777 == (0o700 if place.is_dir() else 0o600), place
 
+    def test_an_audit_of_this_very_model_opens_the_gate(self, run, expunge):
+        words = ("forget", run, "--client", "client-0", "--method", "fine-tuning")
+        assert expunge(*words)[0] == 0
+        tries = run / "without-client-0"
+        after = json.loads((tries / "fine-tuning" / "outcome.json").read_text())["after"]
+        for digest, verdict in ((after, "UNDECIDED"), (after, "UNDER-FORGOTTEN"), ("another", "EQUIVALENT")):
+            found = {"methods": {"fine-tuning": {"verdict": verdict, "models": {"after": digest}}}}
+            (tries / "audit.json").write_text(json.dumps(found))
+            before = tree(run)
+            refused(expunge(*words, "--erase"), "audit it")
+            assert tree(run) == before
+        found["methods"]["fine-tuning"]["models"]["after"] = after
+        (tries / "audit.json").write_text(json.dumps(found))
+        assert expunge(*words, "--erase")[0] == 0
+        told = json.loads((run / "run.json").read_text())["forgotten"][0]
+        assert told["details"]["gate"] == {"audit": "EQUIVALENT"}
+
     def test_a_control_may_be_forced(self, run, expunge):
-        assert expunge("forget", run, "--client", "client-0", "--method", "do-nothing", "--erase", "--force")[0] == 0
+        words = ("--client", "client-0", "--method", "do-nothing", "--erase", "--override", "it never had data")
+        assert expunge("forget", run, *words)[0] == 0
         told = json.loads((run / "run.json").read_text())
+        assert told["forgotten"][0]["details"]["gate"] == {"override": "it never had data"}
         assert told["departed"] == ["client-0"]
         assert told["forgotten"][0]["before"] == told["forgotten"][0]["after"]
 
@@ -247,6 +266,7 @@ def described(**changes):
     def change(run):
         content = json.loads((run / "run.json").read_text())
         content["scenario"] |= changes
+        del content["digest"]
         (run / "run.json").write_text(json.dumps(content))
 
     return change
@@ -273,7 +293,8 @@ BAD_REQUESTS = {
     "a client and its samples": (as_it_was, ["--client", "client-0", "--samples", "client-0:1"], "choose one"),
     "everybody": (as_it_was, ["--client", "client-0", "--client", "client-1", "--client", "client-2"], "every client"),
     "erase samples": (as_it_was, ["--samples", "client-0:1", "--erase"], "whole clients"),
-    "force without erase": (as_it_was, ["--client", "client-0", "--force"], "--force goes with --erase"),
+    "override without erase": (as_it_was, ["--client", "client-0", "--override", "x"], "--override goes with --erase"),
+    "erase without an audit": (as_it_was, ["--client", "client-0", "--erase"], "audit it first, or say why not"),
     "erase by a control": (
         as_it_was,
         ["--client", "client-0", "--method", "do-nothing", "--erase"],
@@ -282,7 +303,7 @@ BAD_REQUESTS = {
     "erase by the printed update": (
         as_it_was,
         ["--client", "client-0", "--method", "hf-kcu-paper+recovery", "--erase"],
-        "--erase by a method that forgets, or --force it",
+        "--erase by a method that forgets, or say why not",
     ),
     "no iterations": (as_it_was, ["--client", "client-0", "--method", "hf-kcu", "-k", "0"], "iterations"),
     "negative iterations": (as_it_was, ["--client", "client-0", "--method", "hf-kcu", "-k", "-3"], "iterations"),

@@ -16,7 +16,7 @@ SNIPPETS = [
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     if "expunge.flower" not in block
 ]
-EXTRAS = ("sklearn", "matplotlib", "pandas", "flwr", "cryptography")
+EXTRAS = ("sklearn", "matplotlib", "pandas", "flwr", "cryptography", "fastapi", "uvicorn")
 BARE = """
 import sys
 
@@ -39,12 +39,12 @@ sys.meta_path[:] = [WithoutExtras(finder) for finder in sys.meta_path]
 EVERY_MODULE = """
 import importlib, pkgutil, expunge
 
-rooms = ["core", "data", "models", "federation", "unlearning", "auditing", "bench", "cli"]
+rooms = ["core", "data", "models", "federation", "unlearning", "auditing", "ledger", "bench", "cli"]
 found = []
 for room in rooms:
     package = importlib.import_module(f"expunge.{room}")
     for module in pkgutil.walk_packages(package.__path__, f"expunge.{room}.", onerror=lambda name: None):
-        if not module.name.startswith("expunge.federation.engines.flower"):
+        if not module.name.startswith(("expunge.federation.engines.flower", "expunge.ledger.web")):
             importlib.import_module(module.name)
             found.append(module.name)
 import expunge.forgetting
@@ -86,6 +86,8 @@ def test_forgetting_and_auditing_import_nothing_of_an_extra():
     ("program", "said"),
     {
         "import expunge.flower": "Flower is not installed: pip install 'expunge[flower]'.",
+        "import expunge.ledger.web.serving": "served by FastAPI: pip install 'expunge[serve]'.",
+        "from expunge.extras import require\nrequire('uvicorn')": "served by uvicorn: pip install 'expunge[serve]'.",
         "from expunge.data import load\nload('digits')": "scikit-learn: pip install 'expunge[bench]'.",
     }.items(),
 )
@@ -102,6 +104,13 @@ def test_the_command_line_says_it_in_one_line_before_any_work(tmp_path, command)
     done = without(EXTRAS, COMMANDS.format([command]), cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "error: The digits come with scikit-learn: pip install 'expunge[bench]'.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ledger_needs_its_extra_and_says_so_before_anything_is_written(tmp_path):
+    done = without(EXTRAS, COMMANDS.format(["init"]), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "error: Receipts are signed by cryptography: pip install 'expunge[ledger]'.\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
     from expunge.auditing.audit import audit
     from expunge.auditing.statement import evidence
     from expunge.federation.keeping.memory import Memory
+    from expunge.federation.training.plan import TrainingPlan
     from expunge.federation.training.recipe import (
         SGD,
         Adam,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
         second_moments,
     )
     from expunge.forgetting import forget
+    from expunge.ledger.federation import Federation
     from expunge.unlearning.hf_kcu_options import HfKcuOptions
     from expunge.unlearning.hf_kcu_paper_options import HfKcuPaperOptions
     from expunge.unlearning.recovery import Recovery
@@ -43,6 +45,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedYogi",
+    "Federation",
     "HfKcuOptions",
     "HfKcuPaperOptions",
     "Memory",
@@ -55,6 +58,7 @@ __all__ = [
     "RetraceKrylovOptions",
     "RetraceOptions",
     "SiteError",
+    "TrainingPlan",
     "audit",
     "evidence",
     "forget",
@@ -70,6 +74,7 @@ _HOMES = {
     "FedAvg": "expunge.federation.training.recipe",
     "FedAvgM": "expunge.federation.training.recipe",
     "FedYogi": "expunge.federation.training.recipe",
+    "Federation": "expunge.ledger.federation",
     "HfKcuOptions": "expunge.unlearning.hf_kcu_options",
     "HfKcuPaperOptions": "expunge.unlearning.hf_kcu_paper_options",
     "Memory": "expunge.federation.keeping.memory",
@@ -79,6 +84,7 @@ _HOMES = {
     "RetraceKrylovOptions": "expunge.unlearning.retrace_options",
     "RetraceOptions": "expunge.unlearning.retrace_options",
     "SGD": "expunge.federation.training.recipe",
+    "TrainingPlan": "expunge.federation.training.plan",
     "audit": "expunge.auditing.audit",
     "evidence": "expunge.auditing.statement",
     "forget": "expunge.forgetting",

@@ -7,6 +7,9 @@ from importlib import import_module
 from expunge.errors import ExpungeError
 
 _SENTENCES = {
+    "cryptography": "Receipts are signed by cryptography: pip install 'expunge[ledger]'.",
+    "fastapi": "The page is served by FastAPI: pip install 'expunge[serve]'.",
+    "uvicorn": "The page is served by uvicorn: pip install 'expunge[serve]'.",
     "flwr": "Flower is not installed: pip install 'expunge[flower]'.",
     "matplotlib": "Plots need matplotlib: pip install 'expunge[bench]'.",
     "sklearn": "The digits come with scikit-learn: pip install 'expunge[bench]'.",

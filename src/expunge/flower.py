@@ -30,6 +30,11 @@ from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
 from expunge.federation.training.recipe import SGD, Adam, AdamW
 from expunge.forgetting import DryRun, choose
+from expunge.ledger.federation import Federation
+from expunge.ledger.ledger import Ledger
+from expunge.ledger.making import Settings
+from expunge.ledger.showing import advice
+from expunge.ledger.work import Work
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import AUTO, Outcome
 from expunge.unlearning.registry import method as registered
@@ -51,6 +56,7 @@ __all__ = [
     "resume",
     "unlearnable",
     "unlearning_mod",
+    "work",
 ]
 
 _log = logging.getLogger("flwr")  # what a ServerApp writes there is shown by `flwr run --stream`
@@ -147,6 +153,43 @@ def abandon(store: str | Path) -> None:
     own = StateStore(store)
     with own.alone():
         own.write(dataclasses.replace(own.book, pending=None))
+
+
+def work(
+    grid: Grid, federation: str | Path, numbers: Sequence[str] = (), *, deadline: float = 900.0, **settings: Any
+) -> None:
+    """Work on the requests in the ledger beside a federation file, as ``expunge request run`` does on one machine.
+
+    What a crash, or a site that stayed away, has cut off is finished first: run the app again.
+
+    Args:
+        grid: from the ServerApp's main function.
+        federation: the file; its ``clients`` are None, and its ``store`` is the Recorder's.
+        numbers: requests; all that are accepted where none is named.
+        deadline: seconds that one message round may take.
+        settings: ``method``, ``options``, ``grace`` and ``override`` as of ``expunge request run``.
+    """
+    own = Federation.load(Path(federation))
+    ledger = Ledger(own.folder / "ledger")
+    data = own.validation() if own.validation is not None else None
+
+    def reach(store: StateStore, needed: Sequence[str]) -> FlowerEngine:
+        engine = FlowerEngine(
+            grid,
+            deadline=deadline,
+            wait_for=needed,
+            validation=_validation(data, own.model(), own.loss, own.l2),
+            on_round=lambda done: _log.info("expunge: message round %d of forgetting is done", done),
+            trained_with=store.book.counts,
+        )
+        return engine.without(set(engine.clients()) - set(store.book.counts))
+
+    problems = Work(ledger, own, Settings(**settings), reach).run(numbers)
+    for case in ledger.cases().values():
+        if todo := advice(case):
+            _log.info("expunge: %s is %s. %s", case.number, case.state, todo)
+    if problems:
+        raise RequestError(" ".join(problems))
 
 
 class _Work:

@@ -137,12 +137,11 @@ def test_some_samples_of_a_site_that_stays(store):
     assert sorted(StateStore(store).load(Net()).memory.clients) == list(HOSPITALS)
 
 
-def test_training_goes_on_without_the_leaver_and_never_with_it(store):
+def test_training_goes_on_without_the_leaver_and_never_with_it(store, caplog):
     run(grid(STAY), store, forget=ATTACKER)
-    before = files(store)
-    with pytest.raises(RequestError, match="'hospital-2' was forgotten and would be trained again"):
-        run(grid(), store, num_server_rounds=1)
-    assert files(store) == before
+    run(grid(), store, num_server_rounds=1)
+    assert "left out of the training: site 'hospital-2' has left" in caplog.text
+    assert ATTACKER not in StateStore(store).load(Net()).memory.clients
     run(grid(STAY), store, num_server_rounds=1)
     assert StateStore(store).book.departed == (ATTACKER,)
     assert measured(store)["backdoor"] < 0.02

@@ -3,6 +3,7 @@
 flwr run .                                            train
 flwr run . --run-config 'forget="hospital-2"'         forget, weeks later: the hospital may have gone
 flwr run . --run-config 'resume=true'                 go on after a crash in the middle of that
+flwr run . --run-config 'requests="federation.py"'    work on the requests in the ledger beside that file
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from expunge.flower import Recorder, forget, resume
+from expunge.flower import Recorder, forget, resume, work
 from flower_app.task import Net, test
 
 app = ServerApp()
@@ -22,6 +23,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """One run: train where nobody is to be forgotten."""
     model, config = Net(), context.run_config
+    if config["requests"]:
+        work(grid, config["requests"], method=config["method"], deadline=config["deadline"])
+        return
     if config["forget"] or config["resume"]:
         forget_sites(grid, config, model)
     else:

@@ -65,7 +65,9 @@ def forget(
     erase: Annotated[
         bool, typer.Option("--erase", help="Then delete what remembers: the trained model, the vectors, other tries.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="--erase even by a method that is known to remember.")] = False,
+    override: Annotated[
+        str, typer.Option(metavar="TEXT", help="--erase without an audit that passed, and why: it is written down.")
+    ] = "",
     data_dir: DataOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
@@ -73,11 +75,13 @@ def forget(
     """Forget clients or samples of a run.
 
     RUN is a folder that `expunge train` has made. Say --client or --samples. The result stands beside the trained
-    model until you --erase that. A method refuses options that it does not have.
+    model until you --erase that: after an audit that passed, or with --override. A method refuses options that it does
+    not have.
     """
     from expunge.bench.auditing import retrain_options
-    from expunge.bench.run_folder import RunFolder
+    from expunge.bench.run_folder import RunFolder, folder_name
     from expunge.forgetting import choose
+    from expunge.ledger.gate import Gate
     from expunge.progress import progress_bars, watch_rounds
     from expunge.unlearning.registry import method as registered
     from expunge.unlearning.request import Request
@@ -86,13 +90,11 @@ def forget(
     request = Request.of(client or (), sample_indices(samples or []))
     if erase and request.samples:
         raise RequestError("--erase works for whole clients: samples must be deleted from the client's own data.")
-    if force and not erase:
-        raise RequestError("--force goes with --erase: without it nothing is deleted.")
-    chosen = registered(method)
-    if erase and not chosen.forgets and not force:
-        raise RequestError(
-            f"The model that {method} leaves remembers: --erase by a method that forgets, or --force it."
-        )
+    if override and not erase:
+        raise RequestError("--override goes with --erase: without it nothing is deleted.")
+    gate = Gate(folder.path / folder_name(request), override) if erase else None
+    if gate is not None:
+        gate.require(registered(method))
     federation = built(folder.scenario, data_dir, device)
     given = {"iterations": iterations, "damping": damping, "curvature_samples": curvature_samples, "tau": tau}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -111,6 +113,8 @@ def forget(
             return
         watch_rounds(engine, choice.method.options, progress)
         outcome = choice.run(engine, state, request)
+        if gate is not None and outcome.succeeded:
+            outcome = gate.passed(outcome)
         kept = _kept(folder, request, outcome, federation, erase)
     _tell(outcome, kept, folder.path, erase, as_json)
 

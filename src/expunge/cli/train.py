@@ -13,11 +13,21 @@ from expunge.cli.choices import DATASETS, MODELS
 from expunge.cli.completion import among
 from expunge.cli.runs import built
 from expunge.cli.terminal import messages, tell
+from expunge.cli.train_file import train_file
+from expunge.errors import RequestError
 
 
 @app.command(epilog=examples("expunge train --out runs/mine --attacker client-3 --boost 4"))
 def train(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The run folder to make.")],
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run folder to make.")] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Train what a federation file says instead, into its own store."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --federation: from fresh weights, in the place of what is there.")
+    ] = False,
     dataset: Annotated[
         str, typer.Option(metavar="NAME", help=f"One of {', '.join(DATASETS)}.", autocompletion=among(DATASETS))
     ] = "digits",
@@ -54,8 +64,12 @@ def train(
     """Train a federation, and keep what forgetting needs later.
 
     That is one vector per client, beside the model. Everything goes to a new run folder, which `expunge forget`,
-    `show` and `audit` take.
+    `show` and `audit` take. Or to the store of a federation file, for `expunge request`: who has left stays out.
     """
+    if federation is not None:
+        return train_file(context, federation, again)
+    if out is None or again:
+        raise RequestError("Say where the run goes with --out FOLDER; --again goes with --federation.")
     from expunge.bench.run_folder import RunFolder
     from expunge.bench.scenario import Scenario
     from expunge.data import Backdoor
@@ -75,12 +89,13 @@ def train(
         plan=TrainingPlan(rounds, epochs, batch_size, learning_rate, participation, seed),
         seed=seed,
     )
-    federation = built(scenario, data_dir, device, download=download)
+    made = built(scenario, data_dir, device, download=download)
     with progress_bars(messages()) as progress:
         keep = Keep(updates_every=keep_updates)
-        start = federation.initial()
-        state = train_federation(federation.engine(), start, scenario.plan, keep=keep, progress=progress)
-    RunFolder.create(out, federation, state)
+        start = made.initial()
+        state = train_federation(made.engine(), start, scenario.plan, keep=keep, progress=progress)
+    RunFolder.create(out, made, state)
     kept = state.memory.stored_bytes if state.memory else 0
     tell(f"Trained {clients} clients for {rounds} rounds; {kept / 1e6:.1f} MB of vectors kept. Now forget one:")
     tell(f"  expunge forget {out} --client {attacker or scenario.names[0]}")
+    return None

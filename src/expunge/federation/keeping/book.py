@@ -30,6 +30,7 @@ class Book:
         pending: the request being worked on.
         forgotten: what came of earlier requests: who left, the method, its cost and details; no weights.
         kept: what the state keeps beside the model.
+        keys: fingerprints of the keys that sites had, by name; those of who has left are kept with the name.
     """
 
     state: int = 0
@@ -39,6 +40,7 @@ class Book:
     pending: Mapping[str, Any] | None = None
     forgotten: tuple[Mapping[str, Any], ...] = ()
     kept: tuple[str, ...] = ()
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -56,6 +58,7 @@ class Book:
                 )
             parts = {name: value for name, value in content.items() if name != "version"}
             parts |= {name: tuple(list_of(kind, parts[name])) for name, kind in _LISTS.items()}
+            parts["keys"] = {name: tuple(list_of(str, own)) for name, own in parts.get("keys", {}).items()}
             book = cls(**parts)
             _require_sound(book)
             return book

@@ -1,8 +1,8 @@
 """A folder that lives on: one run at a time works on it, and it changes in one move.
 
-    FOLDER/BOOK.json      says what counts; "state" is the number of the state
+    FOLDER/BOOK.json      says what counts; "state" is the number of the state, "digest" tells a damaged book
     FOLDER/state-7/       that state
-    FOLDER/.lock          locked by the one run that works on the folder; empty
+    FOLDER/.lock          locked by the one run that works on the folder; says who that is, for those who wait
     FOLDER/.staging-*     what is being written
 
 The new state is on the disk before the book names it, the book is replaced in one move, and only then the old state is
@@ -13,11 +13,13 @@ does not count is deleted by the next run that opens the folder.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,14 @@ class DurableFolder:
         return self.path / f"{_STATE}{number}"
 
     def read(self) -> dict[str, Any] | None:
-        """What the book says; None where there is none."""
-        return read_json(self.book) if self.book.exists() else None
+        """What the book says; None where there is none, refused where it is not what was written."""
+        if not self.book.exists():
+            return None
+        content = read_json(self.book)
+        written = content.pop("digest", None)  # earlier versions wrote none
+        if written is not None and written != _digest(content):
+            raise DataError(f"{self.book} cannot be read: it is damaged, so take it from a backup.")
+        return content
 
     @property
     def is_new(self) -> bool:
@@ -90,8 +98,12 @@ class DurableFolder:
         try:
             self._wait(handle, patience)
             self._locked = True
+            _sign(handle)
             yield
         finally:
+            if self._locked:
+                with suppress(OSError):
+                    os.ftruncate(handle, 0)
             self._locked = False
             os.close(handle)
 
@@ -113,7 +125,7 @@ class DurableFolder:
             content: of the book; "state" is the number of the state that counts from now on.
             fill: writes the files of a new state into a folder.
         """
-        text = json.dumps(content, indent=2) + "\n"
+        text = json.dumps({**content, "digest": _digest(content)}, indent=2) + "\n"
         with self.alone():
             if fill is not None:
                 remove(self.state(content["state"]))  # of a run that was cut off before the book named it
@@ -158,8 +170,26 @@ class DurableFolder:
                 return
             except BlockingIOError as problem:
                 if time.monotonic() >= end:
-                    raise RequestError(f"Another run is at work on {self.path}: wait until it has ended.") from problem
+                    raise RequestError(
+                        f"Another run is at work on {self.path}: wait until it has ended; locked by {_holder(handle)}."
+                    ) from problem
                 time.sleep(0.05)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sign(handle: int) -> None:
+    """Write into the lock who holds it: only for the eyes of those who wait, so a full disk does not matter."""
+    since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    with suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} since {since}".encode(), 0)
+
+
+def _holder(handle: int) -> str:
+    return os.pread(handle, 100, 0).decode(errors="replace") or "a process that does not say which"
 
 
 def require_new(path: Path) -> None:

@@ -3,7 +3,7 @@
     STORE/store.json    schedule, sample counts, who has left, the request being worked on, what came of earlier ones
     STORE/state-7/      model.safetensors, memory.safetensors
     STORE/journal/      finished rounds of the request being worked on (journal.py)
-    STORE/.lock         locked by the one run that works on the folder; empty
+    STORE/.lock         locked by the one run that works on the folder
 
 A crash at any moment leaves the old state or the new one (durable.py). Earlier states are deleted: after a request
 nothing is left of the old model and vectors.
@@ -60,6 +60,11 @@ class StateStore:
     def exists(self) -> bool:
         """Whether a state is in it."""
         return self.book.state > 0
+
+    @property
+    def state(self) -> Path:
+        """Where the files of the state that counts are."""
+        return self._durable.state(self.book.state)
 
     @property
     def journal(self) -> Path:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import RequestError
+from expunge.federation.engines.flower.attendance import Attendance
 from expunge.federation.engines.flower.legacy import Modern
 from expunge.federation.engines.flower.notes import Rule
 from expunge.federation.engines.flower.replies import Contribution, Names, Reading
@@ -70,6 +71,7 @@ class Recorder(Strategy):
         self._server = server_rule(self._strategy)
         self._stated = Statement(optimiser, learning_rate, batch_size, local_epochs, proximal_mu(self._strategy))
         self._store = StateStore(store)
+        self._attendance = Attendance(self._store.book)
         self._model = copy.deepcopy(model).cpu()
         self._names = Names(self._model)
         self._memory: Memory | None = None
@@ -124,16 +126,17 @@ class Recorder(Strategy):
             )
         if not self._begun:
             self._begin(arrays)
-        return self._configure(server_round, arrays, config, grid)
+        asked = self._configure(server_round, arrays, config, grid)
+        return self._attendance.asked(asked, grid, self._store.book.departed)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """As the strategy does; then the round is recorded, unless the strategy did something else than its rule."""
-        replies = list(replies)
+        replies = self._attendance.staying(replies, self._store.book.departed)
         self._require_same_rule()
-        key, departed = getattr(self._strategy, "weighted_by_key", "num-examples"), self._store.book.departed
-        reading = Reading(self._names, self._sent, key, departed, self._stated, server_round)
+        key = getattr(self._strategy, "weighted_by_key", "num-examples")
+        reading = Reading(self._names, self._sent, key, self._stated, server_round)
         sent = reading.contributions(replies)  # before the strategy, which may empty the replies
         recipe = self._recipe(sent)
         self._warn_of_parts_apart(sent)
@@ -264,7 +267,8 @@ class Recorder(Strategy):
         works = [(own.weight, own.training) for own in sent.values()]
         schedule = scheduled(self._schedule, memory.rounds, works, self._stated)
         state = ServerState(snapshot, schedule, memory)
-        self._store.write(dataclasses.replace(self._store.book, counts=counts), state, self._model)
+        book = self._attendance.noted(dataclasses.replace(self._store.book, counts=counts))
+        self._store.write(book, state, self._model)
         snapshot.write_to(self._model)
         self._memory, self._schedule = memory, schedule
 

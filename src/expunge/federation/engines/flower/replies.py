@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,6 @@ class Reading:
         names: of the model's parameters.
         sent: the parameters that the sites got.
         weighted_by: the metric that the strategy weights by.
-        departed: sites that were forgotten.
         stated: what is said of the sites' training.
         number: of the round.
     """
@@ -67,7 +66,6 @@ class Reading:
     names: Names
     sent: Tensor
     weighted_by: str
-    departed: Sequence[str]
     stated: Statement
     number: int
 
@@ -83,8 +81,6 @@ class Reading:
             name, samples = _stamped(stamp)
             if name in found:
                 raise RequestError(f"Two sites call themselves {name!r}: every site needs a name of its own.")
-            if name in self.departed:
-                raise RequestError(f"Site {name!r} was forgotten and would be trained again: switch it off.")
             found[name] = (samples, content, stamp)
         ordered = sorted(found.items())  # replies come in any order
         return {

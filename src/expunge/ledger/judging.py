@@ -1,0 +1,119 @@
+"""The gate before anything is destroyed: a verdict beside retrained models, or what can be said without them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expunge.auditing.attempts import RECORD
+from expunge.auditing.audit import audit
+from expunge.auditing.statement import evidence
+from expunge.auditing.words import left
+from expunge.core.vectors import Snapshot
+from expunge.errors import RequestError
+from expunge.federation.engines.local_data import LocalData
+from expunge.federation.keeping.files import write_whole
+from expunge.ledger.federation import Data, Federation
+from expunge.ledger.gate import opens
+from expunge.unlearning.request import Request
+
+SHORT = 3
+"""Short trainings without the data, where nobody is retrained; each of a fifth of the rounds."""
+
+ATTEMPTS = "attempts"
+"""A folder in the workplace that counts the audits of requests; it has a lock of its own."""
+
+Tell = Callable[[str, int, int], None]
+
+
+class Judge:
+    """Looks at a new model beside the old one.
+
+    Args:
+        federation: whose models they are.
+        request: what was to be forgotten.
+        workplace: where attempts are counted until the request is over.
+        tell: told how far the trainings for it are.
+    """
+
+    def __init__(self, federation: Federation, request: Request, workplace: Path, tell: Tell) -> None:
+        self._federation, self._request, self._tell = federation, request, tell
+        self._record = workplace / ATTEMPTS / RECORD
+
+    def judge(self, before: Snapshot, after: Snapshot, retrains: int, file: Path) -> dict[str, Any] | None:
+        """What is found, for the log; None where nothing can be asked.
+
+        Args:
+            before: the old model.
+            after: the new one.
+            retrains: models to retrain for a verdict; 0 for what can be said without.
+            file: where all of it goes.
+        """
+        federation = self._federation
+        if federation.unseen is None:
+            return None
+        forgotten = self._forgotten()
+        if retrains and (forgotten is None or federation.clients is None):
+            raise RequestError("To retrain, the clients' data and that of the leaver must be in the federation file.")
+        models = (federation.module(before), federation.module(after))
+        backdoor: Any = {"trigger": federation.trigger, "target": federation.target}
+        if retrains and forgotten is not None:
+            others = self._trainings(retrains, federation.plan.rounds)
+            unseen = federation.unseen()
+            found = audit(*models, others, forgotten, unseen, loss=federation.loss, record=self._record, **backdoor)
+            whole = found.as_dict()
+            told = {"by": "verdict", "word": found.verdict.value, "power": whole["power"], "level": whole["level"]}
+            told |= {"attempt": whole["attempt"], "retrained": retrains, "sentence": found.reason}
+            told |= {"margins": [_margin(own) for own in found.findings]}
+        else:
+            can_train = forgotten is not None and federation.clients is not None
+            short = self._trainings(SHORT, max(1, federation.plan.rounds // 5)) if can_train else []
+            said = evidence(*models, federation.unseen(), forgotten=forgotten, short=short, **backdoor)
+            whole = said.as_dict()
+            told = {"by": "evidence", "word": said.word.value, "sentence": said.sentence, "margins": []}
+        text = json.dumps(whole, indent=1) + "\n"
+        write_whole(file, text, private=True)
+        return {**told, "passed": opens(told["word"]), "file": hashlib.sha256(text.encode()).hexdigest()}
+
+    def _trainings(self, count: int, rounds: int) -> list[Mapping[str, Tensor]]:
+        models: list[Mapping[str, Tensor]] = []
+        for number in range(count):
+            self._tell("training for the audit", number, count)
+            seed = 1000 + number + self._federation.plan.seed  # from other weights than the training's own
+            state = self._federation.trained(seed, self._request, rounds)
+            models.append(self._federation.module(state.model).state_dict())
+        self._tell("training for the audit", count, count)
+        return models
+
+    def _forgotten(self) -> Data | None:
+        """The samples to be forgotten, where they can still be had."""
+        parts = []
+        for name in (*self._request.clients, *self._request.samples):
+            source = self._source(name)
+            if source is None:
+                return None
+            data = LocalData(source, name)
+            parts.append(data.take(self._request.samples.get(name, range(len(data)))))
+        return torch.cat([own[0] for own in parts]), torch.cat([own[1] for own in parts])
+
+    def _source(self, name: str) -> Data | None:
+        if self._federation.forgotten is not None:
+            return self._federation.forgotten(name)
+        return self._federation.data().get(name) if self._federation.clients is not None else None
+
+
+def _margin(found: Any) -> dict[str, Any]:
+    """One measure: how much is left of what there was to forget, and how much would pass."""
+    share = left(found)
+    numbers = {} if share is None else {"left": _short(share.share), "margin": _short(share.margin)}
+    return {"measure": found.measure.name, "outcome": str(found.outcome), **numbers}
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.3g}")
