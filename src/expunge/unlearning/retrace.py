@@ -152,7 +152,7 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
 
 def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
     """What is subtracted at length 1, by the filter's name, the sharper first; refused before anybody is asked."""
-    if kind == "damped" or (kind == "auto" and pull.response is None):
+    if kind == "damped" or (kind == "auto" and (pull.response is None or damping is not None)):
         left = damped(damping, pull.response)
         return {"damped": lambda apply: apply(left, pull.total)}
     if pull.response is None:
