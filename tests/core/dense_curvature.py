@@ -19,7 +19,7 @@ def curvature_of(model: nn.Module, inputs: Tensor, loss, seed: int = 0) -> Krone
     return KroneckerCurvature(kronecker_factors(model, Snapshot.of(model), inputs, loss, seed=seed), Layout.of(model))
 
 
-def dense(curvature: KroneckerCurvature, size: int, function=lambda e: e) -> Tensor:
+def dense(curvature: KroneckerCurvature, size: int, function=lambda e, _: e) -> Tensor:
     return torch.stack([curvature.apply(function, row) for row in torch.eye(size, dtype=DOUBLE)])
 
 

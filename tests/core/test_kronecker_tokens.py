@@ -215,4 +215,4 @@ def test_a_liar_s_negative_factors_do_not_make_the_step_longer():
         values = factors.values.clone()
         values[lie] = -0.4999
         curvature = KroneckerCurvature(Factors(values, factors.blocks), Layout.of(model))
-        assert float(curvature.apply(lambda e: 0.5 / (e + 0.5), vector).norm()) <= float(vector.norm()) * (1 + 1e-12)
+        assert float(curvature.apply(lambda e, _: 0.5 / (e + 0.5), vector).norm()) <= float(vector.norm()) * (1 + 1e-12)

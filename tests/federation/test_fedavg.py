@@ -14,7 +14,7 @@ from expunge.errors import ModelError, NumericalError, RequestError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.messages.tasks import Train, Trained
 from expunge.federation.training.fedavg import Keep, _sample_clients, aggregate, average_buffers, train
-from expunge.federation.training.plan import Schedule, TrainingPlan
+from expunge.federation.training.plan import TrainingPlan
 from federation.small import (
     LINES,
     Watching,
@@ -278,16 +278,6 @@ class TestPlanAndSchedule:
         schedule = plan.schedule({"a": 10, "b": 2})
         assert schedule.local_steps == pytest.approx((10 * 6 + 2 * 2) / 12)
         assert schedule.damping == pytest.approx(1 / (0.5 * schedule.local_steps * 3))
-
-    def test_survival_is_the_mean_of_the_powers(self):
-        schedule = Schedule(learning_rate=0.1, local_steps=3, rounds=4)
-        for curvature in (0.0, 0.5, 2.0, 9.0):
-            contraction = (1 - 0.1 * curvature) ** 3
-            by_hand = sum(contraction**t for t in range(4)) / 4
-            found = schedule.survival(torch.tensor([curvature], dtype=torch.float64))
-            assert found.item() == pytest.approx(by_hand)
-        far = schedule.survival(torch.tensor([100.0], dtype=torch.float64))
-        assert far.item() == pytest.approx(0.25)  # only the last round's pull is left
 
     def test_nobody_is_refused(self):
         with pytest.raises(RequestError, match="at least one client"):

@@ -169,6 +169,55 @@ def test_an_optimiser_without_second_moments_is_refused() -> None:
         second_moments(optimiser)
 
 
+def test_of_an_even_pull_plain_sgd_leaves_the_mean_of_the_powers() -> None:
+    response, even = Response(Recipe(), (Round((Work(1.0, 0.1, 3),)),) * 4), torch.full((1, 4), 0.25)
+    for curvature in (0.0, 0.5, 2.0, 9.0):
+        contraction = (1 - 0.1 * curvature) ** 3
+        by_hand = sum(contraction**t for t in range(4)) / 4
+        found = response.left(torch.tensor([curvature], dtype=torch.float64), even)[0]
+        assert found.item() == pytest.approx(by_hand)
+    far = response.left(torch.tensor([100.0], dtype=torch.float64), even)[0]
+    assert far.item() == pytest.approx(0.25)  # only the last round's pull is left
+
+
+ROUNDS = tuple(Round((Work(2.0, 0.1, 3 + n), Work(1.0, 0.05, 8))) for n in range(4))
+PLAIN = sum((2.0 * 0.1 * (3 + n) + 1.0 * 0.05 * 8) / 3.0 for n in range(4))
+"""Rate x steps, by weight, over all rounds."""
+
+
+@pytest.mark.parametrize(
+    ("server", "gain"), [(FedAvg(), 1.0), (FedAvg(0.5), 0.5), (FedAvgM(0.3, 0.9), 3.0), (FedAvgM(1.0, 0.0), 1.0)]
+)
+def test_how_far_a_training_goes_times_the_servers_gain(server: FedAvg | FedAvgM, gain: float) -> None:
+    assert Response(Recipe(server=server), ROUNDS).travel() == pytest.approx(gain * PLAIN, rel=1e-5)
+    repair = Round((Work(1.0, 0.2, 2),), plain=True)  # its mean was added as it is
+    with_repair = Response(Recipe(server=server), (*ROUNDS, repair, Round(()))).travel()
+    assert with_repair == pytest.approx(gain * PLAIN + 0.4, rel=1e-5)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, False), (0.5, False), (0.8, True)])
+def test_how_far_momentum_goes(momentum: float, nesterov: bool) -> None:
+    """A constant gradient's steps are rate x (1 + beta + beta^2 + ...); Nesterov looks one term further."""
+    response = Response(Recipe(SGD(momentum, nesterov=nesterov)), (Round((Work(1.0, 0.1, 5),)),) * 3)
+    first = 2 if nesterov else 1
+    steps = sum((1 - momentum ** (number + first)) / (1 - momentum) for number in range(5))
+    assert response.travel() == pytest.approx(3 * 0.1 * steps, rel=1e-5)
+
+
+def test_how_far_adam_goes_depends_on_the_layers_moments() -> None:
+    work = Work(1.0, 0.01, 4, moments=(0.5, 2.0))
+    response = Response(Recipe(Adam(eps=0.0)), (Round((work,)),) * 2, Layout.of(nn.Linear(3, 2)))
+    assert response.travel(["weight"]) == pytest.approx(2 * 0.01 * 4 / 0.5, rel=1e-5)
+    assert response.travel(["bias"]) == pytest.approx(2 * 0.01 * 4 / 2.0, rel=1e-5)
+
+
+def test_where_nobody_who_stays_has_trained_there_is_no_way() -> None:
+    with pytest.raises(RequestError, match="Nobody who stays has trained"):
+        Response(Recipe(), (Round(()),) * 3).travel()
+    with pytest.raises(RequestError, match=r"FedAdam.*hf-kcu"):
+        Response(Recipe(server=FedAdam), ROUNDS).travel()
+
+
 def test_moments_belong_to_their_layer() -> None:
     layout = Layout.of(nn.Linear(3, 2))
     work = Work(1.0, 0.1, 1, moments=(0.5, 2.0))

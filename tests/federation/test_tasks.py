@@ -187,13 +187,13 @@ class TestCurvatureProduct:
 
 
 class TestCurvatureFactors:
-    def test_is_count_times_those_of_its_samples_with_the_scales_that_were_asked_for(self):
+    def test_is_count_times_those_of_its_samples_with_the_seed_that_was_asked_for(self):
         model, data = mlp().eval(), samples(30)
         client, at = client_of(model, data), Snapshot.of(model)
-        for smallest in (0.3, 1.0):
-            own = kronecker_factors(model, at, data[0], CrossEntropy(L2), seed=4, min_logit_scale=smallest)
-            assert torch.equal(client.perform(CurvatureFactors(at, 4, min_logit_scale=smallest)).total, 30 * own.values)
-        assert torch.equal(client.perform(CurvatureFactors(at, 4)).total, 30 * own.values)
+        for seed in (4, 5):
+            own = kronecker_factors(model, at, data[0], CrossEntropy(L2), seed=seed)
+            assert torch.equal(client.perform(CurvatureFactors(at, seed)).total, 30 * own.values)
+        assert not torch.equal(client.perform(CurvatureFactors(at, 4)).total, 30 * own.values)
 
 
 class TestTrainingOnADraw:

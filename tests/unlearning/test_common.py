@@ -11,13 +11,14 @@ from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import Keep, train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.sharded import train_sharded
 from expunge.unlearning.registry import Outcome, methods
 from expunge.unlearning.request import Request
-from federation.small import clients, digest, linear, mlp, norm_net
+from federation.small import clients, digest, linear, mlp, norm_net, theta
 
 PLAN = TrainingPlan(rounds=3, epochs=2, batch_size=4, learning_rate=0.2)
 COUNTS = {"ada": 9, "bob": 11, "cyd": 13, "dan": 8}
@@ -169,11 +170,18 @@ def test_samples_can_be_forgotten(name):
 
 
 @pytest.mark.parametrize("name", WHOLE_CLIENTS_ONLY)
-def test_the_trajectory_refuses_samples_and_needs_neither_client_nor_data(name):
-    model, _, engine, state = federation()
-    with pytest.raises(RequestError, match="whole clients only"):
-        filled(name, model)(engine, state, SOME)
+def test_the_trajectory_replays_samples_and_needs_neither_client_nor_data_of_whole_clients(name):
+    model, datasets, engine, state = federation()
+    with pytest.raises(RequestError, match="no checkpoints to replay from: use hf-kcu"):
+        filled(name, model)(engine, dataclasses.replace(state, checkpoints=None), SOME)
     assert engine.cost.rounds == 0
+    before = traces(state, datasets)
+    replayed = filled(name, model)(engine, state, SOME)
+    assert replayed.details["source"] == "replay"
+    assert replayed.state.model.digest != state.model.digest
+    assert replayed.state.checkpoints is None
+    assert remembered(name, replayed.state) == set(COUNTS)
+    assert traces(state, datasets) == before
     near = filled(name, model)(engine, state, WHOLE)
     far = filled(name, model)(engine.without(("ada",)), state, WHOLE)
     assert near.state.model.digest == far.state.model.digest
@@ -245,12 +253,14 @@ def test_a_client_that_stays_but_is_away_is_not_left_out(name):
     assert alone.cost.rounds == 0
 
 
-def test_the_filter_of_the_rounds_needs_a_schedule_from_the_start():
+def test_the_response_needs_a_schedule_from_the_start():
     _, _, engine, state = federation(linear)
     found = methods()["retrace-krylov"]
-    bare = ServerState(state.model, None, state.memory)
-    options = dataclasses.replace(found.options, filter="rounds")
-    with pytest.raises(RequestError, match="filter of the rounds"):
+    memory = Memory(Snapshot.of(linear()))  # neither rate nor steps were recorded
+    memory.record(dict.fromkeys(COUNTS, state.model.parameters - theta(linear())), COUNTS)
+    bare = ServerState(state.model, None, memory)
+    options = dataclasses.replace(found.options, filter="response")
+    with pytest.raises(RequestError, match="response needs its learning rate"):
         found.function(engine, bare, WHOLE, options)
     assert engine.cost.rounds == 0
 

@@ -20,7 +20,7 @@ from federation.masking import MaskedEngine
 from federation.small import clients, mlp
 from unlearning.convex import ridge_closed_form
 from unlearning.presets import CORRECTED, KRYLOV, RETRACE, forgotten, recovering
-from unlearning.test_kronecker_filter import LEAVER, SCHEDULE, many
+from unlearning.test_kronecker_filter import LEAVER, RESPONSE, many
 
 PLAN = TrainingPlan(rounds=4, epochs=2, batch_size=4, learning_rate=0.3)
 DATA = clients(ada=60, bob=72, cyd=48, dan=40)
@@ -39,12 +39,12 @@ def ridge_problem():
     engine = federation.engine()
     parties = LEAVER.parties(engine.clients())
     stay = Retained(engine, parties.retained, parties.counts)
-    return federation, state, stay, stay.factors(state.model, 0.5)
+    return federation, state, stay, stay.factors(state.model)
 
 
 def corrected(stay, remembers, model, curvature, tau=0.0, risen=0.0):
     """The model after the correction, and how far it went."""
-    found = Correction(curvature, SCHEDULE, tau)(stay, Moved(remembers, model, None, risen))
+    found = Correction(curvature, RESPONSE, tau)(stay, Moved(remembers, model, None, risen))
     return found.model, found.record
 
 
@@ -55,7 +55,7 @@ def test_on_ridge_it_is_the_damped_newton_step_of_dense_algebra():
     exact = torch.func.grad(federation.value)(theta, inputs, targets)
     gradient = stay.gradient(state.model)
     torch.testing.assert_close(gradient, exact)
-    way = Correction(curvature, SCHEDULE, 0.0).way(gradient, torch.zeros_like(theta))
+    way = Correction(curvature, RESPONSE, 0.0).way(gradient, torch.zeros_like(theta))
     matrix = torch.kron(torch.eye(3).double(), inputs.T @ inputs / len(inputs)) + 0.05 * torch.eye(18)
     dense = torch.linalg.solve(matrix + 1 / (0.1 * 0.1 * 5) * torch.eye(18), exact)
     assert float((way - dense).norm() / dense.norm()) < 0.02
@@ -81,12 +81,12 @@ def test_on_ridge_it_moves_towards_the_retrained_optimum():
 def test_it_does_not_lead_back():
     _, state, stay, curvature = ridge_problem()
     gradient = stay.gradient(state.model)
-    free = Correction(curvature, SCHEDULE, 0.0).way(gradient, torch.zeros_like(gradient))
+    free = Correction(curvature, RESPONSE, 0.0).way(gradient, torch.zeros_like(gradient))
     towards = -free + 0.1 * torch.arange(18.0).double()  # those who stay would go there
     assert float(torch.dot(-free, towards)) > 0
-    stripped = Correction(curvature, SCHEDULE, 0.0).way(gradient, towards)
+    stripped = Correction(curvature, RESPONSE, 0.0).way(gradient, towards)
     assert abs(float(torch.dot(stripped, towards))) < 1e-9 * float(towards.norm() * free.norm())
-    torch.testing.assert_close(Correction(curvature, SCHEDULE, 0.0).way(gradient, -towards), free)
+    torch.testing.assert_close(Correction(curvature, RESPONSE, 0.0).way(gradient, -towards), free)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +218,14 @@ def test_the_gradient_is_taken_where_the_step_ended_and_the_way_back_is_stripped
     federation, state, stay, curvature = ridge_problem()
     here, exact = state.model.parameters, torch.func.grad(federation.value)
     gradient = exact(here, *federation.pooled({"client-0": None}))
-    free = Correction(curvature, SCHEDULE, 0.0).way(gradient, torch.zeros_like(here))
+    free = Correction(curvature, RESPONSE, 0.0).way(gradient, torch.zeros_like(here))
     remembers = state.model.moved(here - 5 * free + 0.1 * torch.arange(18.0).double())  # those who stay would go there
     back = remembers.parameters - here
     moved, record = corrected(stay, remembers, state.model, curvature)
     walked = moved.parameters - here
     assert record["length"] > 0
     assert abs(float(torch.dot(walked, back))) < 1e-9 < float(torch.dot(-free, back))
-    torch.testing.assert_close(walked, -record["length"] * Correction(curvature, SCHEDULE, 0.0).way(gradient, back))
+    torch.testing.assert_close(walked, -record["length"] * Correction(curvature, RESPONSE, 0.0).way(gradient, back))
 
 
 def test_it_goes_on_until_no_more_than_tau_is_left_of_what_the_step_has_cost():

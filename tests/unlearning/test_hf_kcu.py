@@ -184,7 +184,7 @@ def test_what_a_method_cannot_do_is_refused_with_the_one_that_can():
         {name: torch.ones(18).double() for name in federation.datasets}, dict.fromkeys(federation.datasets, 1)
     )
     kept = dataclasses.replace(state, memory=memory)
-    with pytest.raises(RequestError, match="whole clients only: use hf-kcu"):
+    with pytest.raises(RequestError, match="no checkpoints to replay from: use hf-kcu"):
         forgotten(federation.engine(), kept, Request.of(samples={"client-0": [1]}), KRYLOV)
     with pytest.raises(RequestError, match="No vectors were kept"):
         forgotten(federation.engine(), state, Request.of("client-0"), KRYLOV)

@@ -60,8 +60,9 @@ def test_every_parameter_is_filtered(name):
     """Norms and positions are in no Kronecker factor: their diagonal is, and it is not zero."""
     engine, state = trained(name)
     default = method("retrace").configured({"tau": None, "damping": 0.01})
-    moved = default(engine, state, Request.of("eve")).state.model.parameters - state.model.parameters
-    whole = -state.memory.influence(["eve"])
+    outcome = default(engine, state, Request.of("eve"))
+    moved = outcome.state.model.parameters - state.model.parameters
+    whole = -outcome.details["reach"] * state.memory.influence(["eve"])
     parts, unfiltered = (state.model.layers().unflatten(vector) for vector in (moved, whole))
     for parameter, part in parts.items():
         assert float(part.norm()) < float(unfiltered[parameter].norm()), parameter

@@ -59,8 +59,7 @@ CASES = {
     },
     "retrace": {
         **STEP,
-        "filter": {"filter": "rounds"},
-        "min_logit_scale": {"min_logit_scale": 0.1},
+        "filter": {"filter": "damped"},
         "correction": {"correction": False},
         "correction_lengths": {"correction_lengths": (0.0, 0.001)},
         "long_step_ratio": {"long_step_ratio": math.inf},
@@ -68,7 +67,7 @@ CASES = {
     },
     "retrace-krylov": {
         **STEP,
-        "filter": {"filter": "rounds"},
+        "filter": {"filter": "response"},
         "iterations": {"iterations": 1},
         "tolerance": {"tolerance": 0.5},
         "preconditioner_rank": {"preconditioner_rank": 3},
@@ -78,6 +77,7 @@ CASES = {
         "start": {"start": Snapshot.of(mlp(seed=8))},
         "plan": {"plan": dataclasses.replace(PLAN, rounds=1)},
         "keep": {"keep": Keep(vectors=False)},
+        "same_draws": {"same_draws": True},
         "progress": {},
     },
     "sisa": {"progress": {}},
@@ -105,10 +105,12 @@ CASES = {
 }
 BASE = {  # where an option matters only beside others
     ("retrain", ""): {"start": Snapshot.of(mlp()), "plan": PLAN},
+    ("retrain", "same_draws"): {"plan": dataclasses.replace(PLAN, participation=0.5)},
     ("fine-tuning-same-budget", ""): {"budget": 77},
     ("hf-kcu", "negative_curvature"): {"curvature": "hessian", "iterations": 30, "damping": 1e-6},
     ("hf-kcu", "seed"): {"curvature_samples": 6},
     ("retrace-krylov", "seed"): {"curvature_samples": 6},
+    ("retrace", "damping"): {"filter": "damped"},
     ("retrace", "correction"): {"tau": 0.001, "long_step_ratio": 0.1},
     ("retrace", "correction_lengths"): {"tau": 0.0, "long_step_ratio": math.inf},
     ("retrace", "round_lengths"): {"long_step_ratio": 0.0},
@@ -174,14 +176,14 @@ def test_it_changes_the_outcome(name, option):
         (RetraceOptions, {"tau": None, "correction_lengths": (0.0,)}, "correction_lengths would change nothing"),
         (
             RetraceKrylovOptions,
-            {"filter": "rounds", "preconditioner_rank": 3},
+            {"filter": "response", "preconditioner_rank": 3},
             "preconditioner_rank would change nothing",
         ),
-        (RetraceKrylovOptions, {"filter": "blend", "tolerance": 0.1}, "tolerance would change nothing"),
+        (RetraceKrylovOptions, {"filter": "response", "tolerance": 0.1}, "tolerance would change nothing"),
         (RetraceKrylovOptions, {"filter": "none", "iterations": 3}, "iterations would change nothing"),
         (RetraceKrylovOptions, {"filter": "none", "damping": 0.1}, "damping would change nothing"),
-        (RetraceKrylovOptions, {"filter": "rounds", "damping": 0.1}, "damping would change nothing"),
-        (RetraceOptions, {"filter": "rounds", "damping": 0.1}, "damping would change nothing"),
+        (RetraceKrylovOptions, {"filter": "response", "damping": 0.1}, "damping would change nothing"),
+        (RetraceOptions, {"filter": "response", "damping": 0.1}, "damping would change nothing"),
     ],
 )
 def test_where_it_cannot_it_is_refused(options, changes, said):
@@ -205,12 +207,10 @@ def test_where_it_cannot_it_is_refused(options, changes, said):
         (HfKcuOptions, {"missing": "maybe"}, "missing can be refuse, leave-out"),
         (HfKcuPaperOptions, {"causal_weights": "share"}, "causal_weights can be gradient-norm, uniform, none"),
         (RetraceOptions, {"tau": -1.0}, "tau must be"),
-        (RetraceOptions, {"filter": "comb"}, "filter can be auto, damped, rounds, blend"),
-        (RetraceOptions, {"min_logit_scale": 0.0}, "min_logit_scale lies above 0"),
+        (RetraceOptions, {"filter": "comb"}, "filter can be auto, response, damped"),
         (RetraceOptions, {"long_step_ratio": math.nan}, "long_step_ratio must be a number of at least 0"),
         (RetraceOptions, {"tau": True}, "tau must be a number"),
         (RetraceOptions, {"seed": "a"}, "seed must be at least 0"),
-        (RetraceOptions, {"min_logit_scale": None}, "min_logit_scale must be a number"),
         (RetraceOptions, {"correction": "no"}, "correction is True or False"),
         (HfKcuOptions, {"influence_decay": "no"}, "influence_decay is True or False"),
         (HfKcuOptions, {"tolerance": None}, "tolerance must be a number"),
@@ -234,7 +234,7 @@ def test_where_it_cannot_it_is_refused(options, changes, said):
         (Recovery, {"batch_size": 0}, "batch_size must be at least 1"),
         (Recovery, {"learning_rate": 0.0}, "learning_rate must be above 0"),
         (Recovery, {"seed": -1}, "seed must be at least 0"),
-        (RetraceKrylovOptions, {"filter": "auto"}, "filter can be damped, rounds, blend, none"),
+        (RetraceKrylovOptions, {"filter": "auto"}, "filter can be damped, response, none"),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(options, wrong, said):

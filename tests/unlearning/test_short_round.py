@@ -12,7 +12,8 @@ from expunge.core.vectors import Snapshot
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.messages.tasks import Draw, Losses, Train
 from expunge.federation.training.fedavg import train
-from expunge.federation.training.plan import Schedule, TrainingPlan
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import AdamW, FedAvgM, Recipe
 from expunge.unlearning.recovery import strip_return
 from expunge.unlearning.repair import Correction, Moved, ShortRound, repaired
 from expunge.unlearning.request import Request
@@ -44,9 +45,17 @@ def uncorrected(options):
     return dataclasses.replace(options, correction=False, long_step_ratio=0.1, round_lengths=RETRACE.round_lengths)
 
 
-def asked(engine, remembers, forgot, parties, schedule, seed=0):
+def response(state):
+    """Of those who stay, as the memory has recorded it."""
+    return state.memory.response(LEAVER.clients, state.schedule, state.model.layout)
+
+
+def short_round(state):
+    return ShortRound.of(state, response(state), RETRACE.round_lengths)
+
+
+def asked(engine, remembers, forgot, parties, short, seed=0):
     stay = Retained(engine, parties.retained, parties.counts, seed=seed)
-    short = ShortRound(schedule)
     return short.updates(stay, Moved(remembers, forgot, None), short.draws(stay))
 
 
@@ -58,7 +67,8 @@ def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
     for name, task in training.items():
         count = len(DATA[name][1])
         assert isinstance(task, Train)
-        assert (task.epochs, task.batch_size, task.learning_rate) == (1, 3, 0.1)
+        assert (task.epochs, task.batch_size, task.learning_rate) == (1, 3, pytest.approx(0.1))
+        assert task.optimiser == PLAN.recipe.client
         assert task.draw == Draw(math.ceil(count / 3), seed=5)
         assert task.averaged
         assert isinstance(losses[name], Losses)
@@ -82,7 +92,7 @@ def test_it_is_taken_as_far_as_it_helps_and_recorded_as_it_was_taken():
     assert record["length"] == 0.5
     assert record["retained_loss_after"] < record["retained_loss_before"]
     parties = LEAVER.parties(engine.clients())
-    updates = asked(engine, state.model, before.state.model, parties, state.schedule, seed=1)
+    updates = asked(engine, state.model, before.state.model, parties, short_round(state), seed=1)
     mean = sum(reply.count * reply.update for reply in updates.values()) / sum(r.count for r in updates.values())
     walked = outcome.state.model.parameters - before.state.model.parameters
     torch.testing.assert_close(walked, record["length"] * mean)
@@ -101,9 +111,9 @@ def test_nobody_walks_back_to_the_model_that_remembers():
     }
     forgot, remembers = Snapshot.of(Line(0.0, 0.0)), Snapshot.of(Line(1.0, 0.0))
     engine = LocalEngine(Line(0.0, 0.0), SquaredError(), data)
-    schedule = Schedule(learning_rate=0.1, local_steps=1, rounds=1, batch_size=1)
+    short = ShortRound(TrainingPlan(rounds=1, epochs=1, batch_size=1, learning_rate=0.1))
     parties = Request.of("zoe").parties(engine.clients())
-    updates = asked(engine, remembers, forgot, parties, schedule)
+    updates = asked(engine, remembers, forgot, parties, short)
     torch.testing.assert_close(updates["ada"].update, torch.tensor([0.0, 0.2]).double())
     torch.testing.assert_close(updates["bob"].update, torch.tensor([-0.3, 0.0]).double())
 
@@ -111,7 +121,7 @@ def test_nobody_walks_back_to_the_model_that_remembers():
 def test_the_leavers_samples_are_not_trained_on():
     engine, state = trained()
     parties = Request.of(samples={"bob": range(40)}).parties(engine.clients())
-    asked(engine, state.model, state.model, parties, state.schedule)
+    asked(engine, state.model, state.model, parties, short_round(state))
     (tasks,) = engine.log
     assert tasks["bob"].exclude == tuple(range(40))
     assert tasks["bob"].draw.size == 11
@@ -153,8 +163,8 @@ def test_strip_return_is_what_is_used():
     engine, state = trained()
     remembers = state.model.moved(state.model.parameters + 1.0)
     parties = LEAVER.parties(engine.clients())
-    free = asked(engine, state.model, state.model, parties, state.schedule)
-    bound = asked(engine, remembers, state.model, parties, state.schedule)
+    free = asked(engine, state.model, state.model, parties, short_round(state))
+    bound = asked(engine, remembers, state.model, parties, short_round(state))
     towards = torch.ones_like(state.model.parameters)
     for name in free:
         torch.testing.assert_close(bound[name].update, strip_return(free[name].update, towards))
@@ -187,7 +197,8 @@ def test_where_it_does_not_help_the_correction_follows():
 
 def test_clients_that_small_batches_throw_off_send_nothing():
     engine, state = trained()
-    wild = dataclasses.replace(state.schedule, learning_rate=1e308)
+    short = short_round(state)
+    wild = dataclasses.replace(short, plan=dataclasses.replace(short.plan, learning_rate=1e308))
     updates = asked(engine, state.model, state.model, LEAVER.parties(engine.clients()), wild)
     assert {float(reply.update.norm()) for reply in updates.values()} == {0.0}
 
@@ -197,8 +208,8 @@ def test_what_it_wins_counts_against_what_the_step_has_cost():
     parties = LEAVER.parties(engine.clients())
     stay = Retained(engine, parties.retained, parties.counts, samples=200, seed=1)
     moved = Moved(state.model, state.model.moved(1.1 * state.model.parameters), None, risen=0.3)
-    correction = Correction(stay.factors(state.model, 0.5), state.schedule, tau=10.0)
-    _, records = repaired(stay, moved, {"short_round": ShortRound(state.schedule), "correction": correction})
+    correction = Correction(stay.factors(state.model), response(state), tau=10.0)
+    _, records = repaired(stay, moved, {"short_round": short_round(state), "correction": correction})
     assert list(records) == ["short_round"]
     assert records["short_round"]["retained_rise"] < 0
 
@@ -208,3 +219,27 @@ def test_other_rounds_are_not_averaged():
     Retained(engine, {"bob": (), "cyd": ()}, engine.clients()).train(state.model, PLAN)
     assert [task.averaged for tasks in engine.log for task in tasks.values()] == [False, False]
     assert not PLAN.task(state.model, 0, "bob").averaged
+
+
+def test_it_trains_as_the_training_did():
+    """With Adam after Adam, at the mean rate of those who stay by what they did; an unknown optimiser trains nobody."""
+    engine = WatchedEngine(mlp(), CrossEntropy(), DATA)
+    recipe = Recipe(AdamW(weight_decay=0.02), FedAvgM(0.5, 0.5))
+    state = train(engine, Snapshot.of(mlp()), dataclasses.replace(PLAN, recipe=recipe, learning_rate=0.02, cosine=True))
+    short = short_round(state)
+    assert (short.plan.recipe, short.plan.batch_size) == (Recipe(recipe.client), 3)
+    assert short.plan.learning_rate == pytest.approx(0.02 * sum(1 + math.cos(math.pi * n / 4) for n in range(4)) / 8)
+    engine.log.clear()
+    asked(engine, state.model, state.model, LEAVER.parties(engine.clients()), short)
+    assert {task.optimiser for task in engine.log[0].values()} == {recipe.client}
+    own = dataclasses.replace(response(state), recipe=Recipe(OwnRule()))
+    assert ShortRound.of(state, own, RETRACE.round_lengths) is None
+
+
+class OwnRule:
+    """An optimiser of one's own."""
+
+    name, adaptive = "mine", False
+
+    def left(self, curvature, rate, steps, moment=0.0):
+        return (1 - rate * curvature) ** steps

@@ -103,9 +103,12 @@ class SquaredError:
         return vectors
 
     def sampled_targets(self, outputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The outputs with normal noise of variance 1; the generator is a CPU's, so that a GPU draws the same."""
-        noise = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
-        return outputs + noise.to(outputs), torch.ones_like(outputs.reshape(len(outputs), -1)[:, 0])
+        """The outputs plus or minus 1: variance 1, and of a single output the square is exact in every draw.
+
+        The generator is a CPU's, so that a GPU draws the same.
+        """
+        signs = 2 * torch.randint(2, outputs.shape, generator=generator) - 1
+        return outputs + signs.to(outputs), torch.ones_like(outputs.reshape(len(outputs), -1)[:, 0])
 
 
 LOSSES: dict[str, type[CrossEntropy] | type[SquaredError]] = {

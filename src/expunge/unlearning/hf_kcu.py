@@ -41,7 +41,7 @@ from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.repair import RecoveryRound
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.retained import Retained
-from expunge.unlearning.trust_region import Following, shortened, take, unsafe
+from expunge.unlearning.trust_region import Bounds, Following, shortened, take, unsafe
 
 
 def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuOptions) -> Outcome:
@@ -78,7 +78,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
             # Lines 17 to 25: adaptive scaling, and the update.
             last = number == options.steps - 1
             name = "damped" if options.influence_decay else "none"
-            taken = take(stay, model, {name: step}, options.tau, options.lengths, following if last else None)
+            taken = take(stay, model, {name: step}, Bounds(options.tau, options.lengths), following if last else None)
             details["steps"].append({"contributions": contributions, **record, **taken.record})
             if taken.length is None:
                 break

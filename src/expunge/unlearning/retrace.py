@@ -48,7 +48,7 @@ from expunge.unlearning.repair import Correction, RecoveryRound, Repair, ShortRo
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.retained import Retained, has_statistics
 from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions, estimate, estimate_krylov
-from expunge.unlearning.trust_region import Following, Taken, shortened, take, unsafe
+from expunge.unlearning.trust_region import Bounds, Following, Taken, shortened, take, unsafe
 
 Step = Callable[[Apply], Tensor]
 """What is subtracted from the model, given how functions of the curvature are applied."""
@@ -115,7 +115,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         if pull.response is not None and options.may_correct:
             repairs, corrects = _corrections(engine, state, curvature, pull, options), True
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
-        taken = take(ready.stay, state.model, steps, options.tau, options.lengths, following, expected)
+        bounds = Bounds(options.tau, options.lengths, expected)
+        taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": options.damping, "reach": reach}
     return ready.outcome(taken, cost, options.tau, details, momentum)
@@ -144,7 +145,8 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         following = ready.following(
             lambda _: ready.recovery, may_cost_more=bool(ready.recovery) and options.filter != "none"
         )
-        taken = take(ready.stay, state.model, {options.filter: step}, options.tau, options.lengths, following)
+        bounds = Bounds(options.tau, options.lengths)
+        taken = take(ready.stay, state.model, {options.filter: step}, bounds, following)
         momentum = _momentum(state, pull, apply, taken)
     details = {"source": pull.source, "solver": "krylov", "damping": options.damping, "solves": solves}
     return ready.outcome(taken, cost, options.tau, details, momentum)
@@ -152,7 +154,7 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
 
 def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
     """What is subtracted at length 1, by the filter's name, the sharper first; refused before anybody is asked."""
-    if kind == "damped" or (kind == "auto" and pull.response is None):
+    if kind == "damped" or (kind == "auto" and (pull.response is None or damping is not None)):
         left = damped(damping, pull.response)
         return {"damped": lambda apply: apply(left, pull.total)}
     if pull.response is None:

@@ -43,7 +43,8 @@ class RetraceOptions(StepOptions):
         source: where the pull is learnt: ``auto`` takes recorded vectors of everybody who leaves, else a replay;
             ``recorded`` or ``replay`` alone.
         filter: what is left of a pull along a direction of curvature e (filters.py): the training's own ``response``
-            or ``damped``; ``auto`` is the response, or damped where that costs those who stay too much.
+            or ``damped``; ``auto`` is the response, or a gentler one where that costs those who stay too much, and
+            damped where a damping is given or nobody knows how the clients trained.
         correction: whether a correction of those who stay follows, or a short round after a long step (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one.

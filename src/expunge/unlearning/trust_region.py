@@ -6,6 +6,7 @@ What is going to be repaired may cost more than tau at first, as long as no more
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,31 @@ ROOM = 3.0
 
 CAP = 4.0
 """What a step is expected to cost is allowed, but no more than so many times tau: whoever lies cannot lift that."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a step may cost those who stay, and how it may be shortened.
+
+    Attributes:
+        tau: how much the retained loss may rise in the end; None takes the first step whole.
+        lengths: the lengths that are tried, longest first.
+        expected: what each step is expected to cost, by its own curvature and its filter's name.
+
+    Example:
+        >>> bounds = Bounds(0.1, (1.0,), {"sharp": 0.9, "gentle": 0.2})
+        >>> [round(bounds.allowed(name), 3) for name in ("sharp", "gentle", "unknown")]
+        [0.5, 0.3, 0.1]
+    """
+
+    tau: float | None
+    lengths: tuple[float, ...]
+    expected: Mapping[str, float] = field(default_factory=dict)
+
+    def allowed(self, name: str) -> float:
+        """Tau, and what the step is expected to cost as far as the cap."""
+        tau = self.tau if self.tau is not None else math.inf
+        return tau + min(max(self.expected.get(name, 0.0), 0.0), CAP * tau)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +115,8 @@ def take(
     stay: Retained,
     model: Snapshot,
     steps: Mapping[str, Tensor],
-    tau: float | None,
-    lengths: tuple[float, ...],
+    bounds: Bounds,
     following: Following | None,
-    expected: Mapping[str, float] | None = None,
 ) -> Taken:
     """Take the first of these steps that those who stay can bear.
 
@@ -100,20 +124,18 @@ def take(
         stay: those who stay.
         model: theta.
         steps: what is subtracted at length 1, by the filter's name; gentler ones come later.
-        tau: how much the retained loss may rise in the end; None takes the first step whole.
-        lengths: the lengths that are tried, longest first.
+        bounds: what it may cost them, and in which lengths it is tried.
         following: what follows, where this is the last step.
-        expected: what each step is expected to cost those who stay, by its own curvature; that much more is allowed.
     """
     for step in steps.values():
         require_finite(step)
-    if tau is None:
+    if bounds.tau is None:
         name, step = next(iter(steps.items()))
         whole = Trial(1.0, stay.statistics(model.moved(model.parameters - step)), {})
         return _followed(stay, _record(name, step, 1.0, {}), whole, following)[0]
     taken = Taken({}, model)
-    for name, room, tried in _tries(tuple(steps), lengths, following is not None and following.may_cost_more):
-        allowed = tau + min(max((expected or {}).get(name, 0.0), 0.0), CAP * tau)
+    for name, room, tried in _tries(tuple(steps), bounds.lengths, following is not None and following.may_cost_more):
+        allowed = bounds.allowed(name)
         trial, losses = longest_safe(stay.trials(model, steps[name], tried), room * allowed)
         record = _record(name, steps[name], trial.length if trial is not None else None, losses)
         if trial is None:
