@@ -180,5 +180,5 @@ def retrain_noise(retrained: Sequence[Measured]) -> dict[str, list[float]]:
 
 def noise_ranges(values: Sequence[dict[str, list[float]]]) -> dict[str, dict[str, float]]:
     """Low, high and mean of each measure over the values of several seeds."""
-    pooled = {name: [v for part in values for v in part[name]] for name in (*ALONE, *BESIDE)}
+    pooled = {name: [v for part in values for v in part.get(name, ())] for name in (*ALONE, *BESIDE)}
     return {name: {"low": min(v), "high": max(v), "mean": fmean(v)} for name, v in pooled.items() if v}

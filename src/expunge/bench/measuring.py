@@ -100,7 +100,7 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
     if len(setting.forgets) > 1:
         watched, more = _departures(setting, federation, trained, finished, fresh[0] if fresh else None, store)
         rows, series = rows + watched, series + more
-    return Part(rows, retrain_noise(references), retrain_noise(others), series)
+    return Part(rows, retrain_noise(references), retrain_noise(others) if len(others) > 1 else {}, series)
 
 
 def _steps(setting: Setting, contender: Contender, store: Store) -> list[Kept]:

@@ -30,6 +30,9 @@ NOT_FROM_MODELS = "†"
 LATER = ("kept_share", "trigger_moves")
 """Measures of the verdict that came when there were results judged by margins."""
 
+STEP_SINCE = "0.3.0"
+"""The version since which retrace is as it is; what earlier ones measured says so."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -95,7 +98,27 @@ def caption(results: Results, near: str = "green", far: str = "red") -> str:
         marks = _of_the_equivalent(results)
     elif any(row.verdict is not None for row in results.rows):
         marks = marks_mean(near, far)
-    return " ".join([f"Mean ± standard deviation over {seeds}. {marks}", *judged_note(results)])
+    return " ".join([f"Mean ± standard deviation over {seeds}. {marks}", *judged_note(results), *version_note(results)])
+
+
+def version_note(results: Results) -> list[str]:
+    """That the default step was another one when this was run: a sentence, or none.
+
+    Example:
+        >>> from expunge.bench.results import Row
+        >>> version_note(Results("main", {}, {"expunge": "0.1.0"}, [Row("retrace", 10)], {}))
+        ['Run with expunge 0.1.0, whose retrace was an earlier one.']
+    """
+    ran = results.environment.get("expunge")
+    versions = [str(each) for each in (ran if isinstance(ran, list) else [ran]) if each is not None]
+    older = [each for each in versions if _numbers(each) < _numbers(STEP_SINCE)]
+    if not older or not any(row.method.startswith("retrace") for row in results.rows):
+        return []
+    return [f"Run with expunge {', '.join(older)}, whose retrace was an earlier one."]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def judged_note(results: Results) -> list[str]:
