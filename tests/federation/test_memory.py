@@ -14,6 +14,7 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import FedAvgM, Recipe
 from federation.small import clients, linear, norm_net
 
 SIZE = 3
@@ -128,7 +129,71 @@ class TestWhatIsKept:
             here = here.moved(here.parameters + mean)
         torch.testing.assert_close(here.parameters, state.model.parameters)
         torch.testing.assert_close(state.memory.influence(["b"]), total / (13 / 20))
-        assert state.memory.stored_bytes == 3 * 12 * 8
+        assert state.memory.stored_bytes == 3 * 3 * 12 * 8  # a small model's three rounds are kept apart
+
+
+class TestStretches:
+    """When a client pulled: one vector for a few rounds each, where it matters or costs nothing."""
+
+    @pytest.mark.parametrize(
+        ("size", "recipe", "kept"),
+        [
+            (1000, Recipe(), 4),
+            (1001, Recipe(), 1),
+            (1001, Recipe(server=FedAvgM(1.0, 0.0)), 1),
+            (1001, Recipe(server=FedAvgM(1.0, 0.5)), 4),
+        ],
+    )
+    def test_of_small_models_and_under_server_momentum(self, size, recipe, kept):
+        start = Snapshot(torch.zeros(size, dtype=torch.float64), {})
+        apart, together = Memory(start, recipe), Memory()
+        for updates in updates_of("abc", 8, seed=0):
+            longer = {name: torch.cat([update, update.new_zeros(size - SIZE)]) for name, update in updates.items()}
+            for memory in (apart, together):
+                memory.record(longer, {"a": 1, "b": 2, "c": 3}, learning_rate=0.1, steps=2)
+        vectors, spreads = apart.pulls(["a"], None)
+        assert len(vectors) == len(spreads) == kept
+        torch.testing.assert_close(vectors.sum(dim=0), together.influence(["a"]))
+        torch.testing.assert_close(apart.influence(["a"]), together.influence(["a"]))
+        assert apart.stored_bytes == kept * together.stored_bytes
+
+    def test_each_row_is_the_pull_of_its_rounds_spread_by_their_lengths(self):
+        rounds, weights = updates_of("abc", 8, seed=1), {"a": 1, "b": 2, "c": 3}
+        memory = Memory(Snapshot(torch.zeros(SIZE, dtype=torch.float64), {}))
+        for updates in rounds:
+            memory.record(updates, weights, learning_rate=0.1, steps=2)
+        vectors, spreads = memory.pulls(["a"], None)
+        for row in range(4):
+            own = rounds[2 * row : 2 * row + 2]
+            torch.testing.assert_close(vectors[row], by_formula(own, weights, "a") / (5 / 6))
+            lengths = torch.stack([by_formula([each], weights, "a").norm() for each in own])
+            expected = torch.zeros(8, dtype=torch.float64)
+            expected[2 * row : 2 * row + 2] = lengths / lengths.sum()
+            torch.testing.assert_close(spreads[row], expected)
+
+
+class TestLoudness:
+    def test_is_the_length_of_pulls_by_weight_beside_the_median_of_those_who_stay(self):
+        memory = Memory()
+        for number in range(2):
+            own = {"a": 9.0, "b": -3.0, "c": 2.0, "d": -1.0}
+            memory.record(
+                {name: torch.tensor([value + number], dtype=torch.float64) for name, value in own.items()},
+                {"a": 1, "b": 2, "c": 1, "d": 4},
+            )
+        # The mean is (9 - 6 + 2 - 4) / 8 = 1/8, so a pull by weight is |value - 1/8|, in every round.
+        strengths = {name: abs(value - 1 / 8) for name, value in own.items()}
+        assert memory.loudness(["a"]) == pytest.approx(strengths["a"] / strengths["c"])  # of 3.125, 1.875, 1.125
+        others = (strengths["c"] + strengths["d"]) / 2
+        assert memory.loudness(["a", "b"]) == pytest.approx(strengths["a"] / others)
+        assert memory.loudness(["d"]) < 1
+
+    def test_is_one_where_nothing_is_known(self):
+        memory = Memory()
+        memory.record({"a": torch.ones(2), "b": torch.ones(2)}, {"a": 1, "b": 1})
+        assert memory.loudness(["a"]) == 1.0  # nobody pulled
+        assert memory.loudness(["zoe"]) == 1.0
+        assert memory.loudness(["a", "b"]) == 1.0
 
 
 class TestWithout:
@@ -264,7 +329,7 @@ class TestRefusals:
 
 def test_named_tensors_equal_flat_vectors_and_buffers_are_passed_over():
     model = norm_net()
-    named, flat = Memory(model), Memory()
+    named, flat = Memory(model), Memory(model)
     received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     source = torch.Generator().manual_seed(0)
     for _ in range(2):

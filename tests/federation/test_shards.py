@@ -198,4 +198,4 @@ def test_nothing_is_recorded_inside(monkeypatch):
         "expunge.federation.training.sharded.train", lambda *_, **kw: keeps.append(kw["keep"]) or train(*_, **kw)
     )
     sharded()
-    assert set(keeps) == {Keep(vectors=False)}
+    assert set(keeps) == {Keep(vectors=False, checkpoints=0)}

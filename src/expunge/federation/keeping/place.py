@@ -82,47 +82,43 @@ class Place:
         apart = model - self.now
         bound = 5 * (1 + math.sqrt(len(marks))) * eps * (float(self.now.norm()) + self.travelled)
         if not float(apart.norm()) <= bound:
-            raise RequestError(_reason(model - self.start, self.now - self.start, apart, recipe, marks, vectors))
+            raise RequestError(
+                f"The recorded rounds do not lead to this model: {self._reason(model, bound, recipe, marks, vectors)}"
+            )
 
-
-def _reason(
-    moved: Tensor,
-    recorded: Tensor,
-    apart: Tensor,
-    recipe: Recipe,
-    marks: Sequence[Mark | None],
-    vectors: Mapping[str, Tensor],
-) -> str:
-    lost = "The recorded rounds do not lead to this model"
-    along = _cosine(moved, recorded)
-    if along < -ALIKE:
-        return f"{lost}: it went the other way, so the updates' signs are flipped; record what was sent minus received."
-    known = [mark for mark in marks if mark is not None and mark[0] > 0]
-    if len(known) > len(set(known)):
-        number = next(at for at, mark in enumerate(marks) if mark is not None and mark in marks[:at]) + 1
-        return f"{lost}: round {number} was recorded twice; record every round once."
-    forgotten, likeness = max(
-        ((name, _cosine(apart, -vector)) for name, vector in vectors.items()),
-        key=lambda pair: pair[1],
-        default=("", 0.0),
-    )
-    if likeness > max(ALIKE / 2, _cosine(apart, recorded)) and float(apart.norm()) < float(moved.norm()):
-        return (
-            f"{lost}: it looks as if {forgotten!r} had been taken out of it already; "
-            "use the memory that the earlier forget gave back (outcome.memory)."
+    def _reason(
+        self, model: Tensor, bound: float, recipe: Recipe, marks: Sequence[Mark | None], vectors: Mapping[str, Tensor]
+    ) -> str:
+        moved, recorded, apart = model - self.start, self.now - self.start, model - self.now
+        along = _cosine(moved, recorded)
+        if along < -ALIKE:
+            return "it went the other way, so the updates' signs are flipped; record what was sent minus received."
+        known = [mark for mark in marks if mark is not None and mark[0] > 0]
+        if len(known) > len(set(known)):
+            number = next(at for at, mark in enumerate(marks) if mark is not None and mark in marks[:at]) + 1
+            return f"round {number} was recorded twice; record every round once."
+        forgotten, likeness = max(
+            ((name, _cosine(apart, -vector)) for name, vector in vectors.items()),
+            key=lambda pair: pair[1],
+            default=("", 0.0),
         )
-    if along > 1 - 1e-4:
-        factor = float(moved.norm() / recorded.norm())
-        return (
-            f"{lost}: the server took {factor:.3g} times the step of {recipe.server.name} as it is stated; "
-            "state the server's learning rate, as in FedAvg(learning_rate=...)."
-        )
-    if along > ALIKE:
-        return (
-            f"{lost}: rounds are missing, or the server's rule is not {recipe.server.name} as stated; "
-            "record every round, and state the rule: Memory(model, Recipe(server=FedAvgM(...)))."
-        )
-    return f"{lost}: it is another one; take the model that was trained while this memory was recorded."
+        if likeness > max(ALIKE / 2, _cosine(apart, recorded)) and float(apart.norm()) < float(moved.norm()):
+            return (
+                f"it looks as if {forgotten!r} had been taken out of it already; "
+                "use the memory that the earlier forget gave back (outcome.memory)."
+            )
+        factor = float(moved.norm() / recorded.norm()) if along > 0 else 0.0
+        if factor and float((moved - factor * recorded).norm()) <= max(factor, 1.0) * bound:
+            return (
+                f"the server took {factor:.3g} times the step of {recipe.server.name} as it is stated; "
+                "state the server's learning rate, as in FedAvg(learning_rate=...)."
+            )
+        if along > ALIKE:
+            return (
+                f"rounds are missing, or the server's rule is not {recipe.server.name} as stated; "
+                "record every round, and state the rule: Memory(model, Recipe(server=FedAvgM(...)))."
+            )
+        return "it is another one; take the model that was trained while this memory was recorded."
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
