@@ -34,8 +34,8 @@ from expunge.unlearning.request import Parties, Request
 
 Data = tuple[Tensor, Tensor] | MapStyleDataset
 
-RECORDED_OTHERWISE = 0.1
-"""A rate or a number of steps that is stated may differ so much from the mean that was recorded."""
+RECORDED_OTHERWISE = {"learning_rate": 1.1, "local_steps": 2.0}
+"""By what factor a stated value may differ from the mean that was recorded; steps are counted in several ways."""
 
 
 @dataclass(frozen=True)
@@ -265,10 +265,9 @@ def _schedule(
     size = 64 if batch_size is None else batch_size
     recorded = memory.schedule(size) if memory is not None else None
     if recorded is not None:
-        stated = {"learning_rate": learning_rate, "local_steps": local_steps, "rounds": rounds}
-        for name, value in stated.items():
-            known = getattr(recorded, name)
-            if value is not None and abs(value - known) > RECORDED_OTHERWISE * known:
+        for name, value in {"learning_rate": learning_rate, "local_steps": local_steps}.items():
+            known, apart = getattr(recorded, name), RECORDED_OTHERWISE[name]
+            if value is not None and not known / apart <= value <= known * apart:
                 raise RequestError(
                     f"The memory has recorded a {name} of {known:.4g}, not {value:g}: leave it out here."
                 )

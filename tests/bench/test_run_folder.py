@@ -82,7 +82,7 @@ class TestRoundTrip:
         assert (record["before"], record["after"]) == (state.model.digest, outcome.state.model.digest)
         assert abs(datetime.now(UTC) - datetime.fromisoformat(record["date"])).total_seconds() < 60
         assert record["cost"] == outcome.cost.as_dict()
-        assert record["details"]["source"] == "trajectory"
+        assert record["details"]["source"] == "recorded"
         assert run.requests() == {"without-client-1": LEAVING}
         assert sorted(path.name for path in kept.parent.iterdir()) == ["retrace-krylov"]
         run.save(LEAVING, outcome, federation)  # again takes its place

@@ -256,7 +256,7 @@ REFUSED = {
         lambda: grid(),
         {"sites": (), "samples": {"hospital-1": [0]}, "method": "retrace"},
         RequestError,
-        "Retrace forgets whole clients only",
+        "Samples whose client stays have no vector of their own",
     ),
     "an unknown method": (lambda: grid(), {"method": "magic"}, RequestError, "There is no method 'magic'; there are"),
     "an unknown option": (

@@ -59,6 +59,7 @@ CASES = {
     },
     "retrace": {
         **STEP,
+        "source": {"source": "replay"},
         "filter": {"filter": "damped"},
         "correction": {"correction": False},
         "correction_lengths": {"correction_lengths": (0.0, 0.001)},

@@ -118,7 +118,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         bounds = Bounds(options.tau, options.lengths, expected)
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
-    details = {"source": pull.source, "solver": "kronecker", "damping": options.damping, "reach": reach}
+    details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
     return ready.outcome(taken, cost, options.tau, details, momentum)
 
 
@@ -148,7 +148,7 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         bounds = Bounds(options.tau, options.lengths)
         taken = take(ready.stay, state.model, {options.filter: step}, bounds, following)
         momentum = _momentum(state, pull, apply, taken)
-    details = {"source": pull.source, "solver": "krylov", "damping": options.damping, "solves": solves}
+    details = {"source": pull.source, "solver": "krylov", "damping": _cut_off(pull, options), "solves": solves}
     return ready.outcome(taken, cost, options.tau, details, momentum)
 
 
@@ -161,6 +161,13 @@ def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
         raise RequestError("The training's response needs its learning rate, local steps and rounds.")
     gentler: dict[str, Step] = {"gentle": lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}
     return {"response": pull.left, **gentler}
+
+
+def _cut_off(pull: Pull, options: StepOptions) -> float | None:
+    """The damping that is given, or the curvature at which the training's response falls off; None if not known."""
+    if options.damping is not None or pull.response is None:
+        return options.damping
+    return 1.0 / pull.response.travel()
 
 
 def _reach(state: ServerState, pull: Pull, parties: Parties) -> float:

@@ -6,7 +6,6 @@ rule, another model, or a memory from before an earlier forget.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -80,7 +79,7 @@ class Place:
         eps = torch.finfo(model.dtype).eps
         model = model.to(self.now)
         apart = model - self.now
-        bound = 5 * (1 + math.sqrt(len(marks))) * eps * (float(self.now.norm()) + self.travelled)
+        bound = 5 * (1 + len(marks)) * eps * (float(self.now.norm()) + self.travelled)
         if not float(apart.norm()) <= bound:
             raise RequestError(
                 f"The recorded rounds do not lead to this model: {self._reason(model, bound, recipe, marks, vectors)}"
