@@ -74,6 +74,7 @@ class TestEndToEnd:
             ".lock",
             "run.json",
             "state-1",
+            "state-1/checkpoints.safetensors",
             "state-1/memory.safetensors",
             "state-1/model.safetensors",
         }
@@ -152,8 +153,8 @@ class TestEndToEnd:
         code, out, _ = expunge("forget", run, "--samples", "client-1:0,2", "--samples", "client-1:5,0", "--json")
         assert code == 0
         told = json.loads(out)
-        assert told["details"]["source"] == "gradient"
-        saved = next(run.glob("without-client-1-samples-*/hf-kcu/outcome.json"))
+        assert told["details"]["source"] == "replay"
+        saved = next(run.glob("without-client-1-samples-*/retrace/outcome.json"))
         assert json.loads(saved.read_text())["request"]["samples"] == {"client-1": [0, 2, 5]}
 
     def test_a_seed_gives_the_same_model_again(self, run, expunge):
@@ -185,11 +186,15 @@ class TestEndToEnd:
     def test_a_weaker_method_is_told_in_json_and_retrace_names_the_missing_file(self, run, expunge):
         file = run / "state-1" / "memory.safetensors"
         file.unlink()
+        (run / "state-1" / "checkpoints.safetensors").unlink()
         code, out, err = expunge("forget", run, "--client", "client-1", "--json")
         told = json.loads(out)
         assert (code, told["method"]) == (0, "hf-kcu")
         assert [warning for warning in told["warnings"] if str(file) in warning]
-        assert "There are no vectors here, so hf-kcu runs" in told["warnings"][0]
+        assert (
+            "There are no vectors here, and no checkpoints are there to replay from, so hf-kcu runs"
+            in told["warnings"][0]
+        )
         assert all(f"note: {warning}" in err for warning in told["warnings"])
         refused(expunge("forget", run, "--client", "client-1", "--method", "retrace"), f"{file} is missing")
 
@@ -313,7 +318,6 @@ BAD_REQUESTS = {
     "no samples": (as_it_was, ["--client", "client-0", "--curvature-samples", "0"], "samples"),
     "unknown method": (as_it_was, ["--client", "client-0", "--method", "amnesia"], "retrace-krylov"),
     "iterations of no method": (as_it_was, ["--client", "client-0", "-k", "3"], "methods that have it: hf-kcu"),
-    "trajectory of samples": (as_it_was, ["--samples", "client-0:1", "--method", "retrace-krylov"], "whole clients"),
     "an option of another method": (
         as_it_was,
         ["--client", "client-0", "--method", "retrain", "-k", "0"],

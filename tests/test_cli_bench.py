@@ -28,7 +28,7 @@ def test_bench_leaves_numbers_tables_pictures_and_a_report(tmp_path, expunge):
     assert results.scenario["seeds"] == [10]
     assert read_csv(folder / "rows.csv") == results.rows
     assert "do nothing" in (folder / "table.md").read_text()
-    assert "fresh" in (folder / "table.md").read_text()
+    assert "retrain noise" in (folder / "table.md").read_text()
     assert (folder.parent / "conditioning" / "series.png").exists()
     made = {file: file.stat().st_mtime_ns for file in folder.parent.glob("cells/*/*")}
     code, out, err = expunge("bench", "functional", *smoke, "--json")

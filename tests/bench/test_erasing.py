@@ -118,6 +118,7 @@ class TestTwoAtOnce:
         first = RunFolder.open(fresh.copy)
         with first.alone():
             content = json.loads((fresh.copy / "run.json").read_text())
+            content.pop("digest")
             (fresh.copy / "run.json").write_text(json.dumps({**content, "erasing": True}))
             with pytest.raises(RequestError, match="Another run is at work on"):
                 RunFolder.open(fresh.copy)
@@ -129,7 +130,7 @@ class TestTwoAtOnce:
         program = [sys.executable, "-c", "from expunge.cli import main; main()", "forget", str(fresh.copy), "--erase"]
 
         def start(name):
-            arguments = [*program, "--method", "fine-tuning", "--client", name]
+            arguments = [*program, "--override", "two at once", "--method", "fine-tuning", "--client", name]
             return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True)
 
         said = {}

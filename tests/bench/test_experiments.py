@@ -99,7 +99,7 @@ def test_who_never_took_part_is_asked_since_no_vector_of_it_was_kept(store):
         cell = ForgottenCell(scenario, Contender("auto"), (Forget((name,)),))
         store.make(cell)
         details = store.kept(cell).record["details"]
-        assert details["source"] == ("trajectory" if name in kept else "gradient")
+        assert details["source"] == ("recorded" if name in kept else "replay")
 
 
 def test_a_cell_is_named_by_what_determines_its_model_and_nothing_else(store):

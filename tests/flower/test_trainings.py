@@ -605,7 +605,7 @@ def test_after_a_forget_the_server_goes_on_with_the_momentum_without_the_leaver(
 def test_where_the_momentum_was_not_kept_it_begins_anew_and_that_is_said(tmp_path, caplog):
     start(grid(), unstated(tmp_path / "store", momentum_strategy()), rounds=2)
     store, state = StateStore(tmp_path / "store"), kept(tmp_path / "store")
-    store.write(store.book, state.moved(state.model, state.memory.without([])), mlp())
+    store.write(store.book, state.moved(state.model, state.memory.without([]).bound_to(state.model)), mlp())
     start(grid(), unstated(tmp_path / "store", momentum_strategy()), rounds=1)
     assert said(caplog)[-1].startswith("expunge: the server's momentum was not kept in")
 

@@ -338,9 +338,21 @@ def _positions(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 def _diagonalised(matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Each one's diagonal in the eigenvectors of their sum, as rows, and those; of a single one, its eigenvalues."""
-    values, vectors = torch.linalg.eigh(torch.stack(matrices).sum(dim=0))
+    values, vectors = _eigenvectors(torch.stack(matrices).sum(dim=0))
     rows = [(vectors * (each @ vectors)).sum(dim=0) for each in matrices] if len(matrices) > 1 else [values]
     return torch.stack(rows).clamp(min=0.0), vectors
+
+
+def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a symmetric matrix without negative ones.
+
+    Where divide and conquer does not converge, as with many equal eigenvalues, the singular vectors are the same.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except RuntimeError:  # torch.linalg.LinAlgError is one
+        vectors, values, _ = torch.linalg.svd(matrix)
+    return values, vectors
 
 
 def _triangle(side: int) -> int:
