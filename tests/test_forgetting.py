@@ -454,6 +454,19 @@ class TestDryRun:
         assert 0 < cost.bytes_up <= planned.estimate.bytes_up <= 12 * cost.bytes_up
         assert planned.seconds > 0
 
+    @pytest.mark.parametrize("method", ["retrace", "retrace-krylov"])
+    @pytest.mark.parametrize("request_", [{"leaving": "ada"}, {"samples": {"ada": [0, 2], "bob": [1]}}])
+    def test_a_replay_by_the_owners_is_in_the_bill(self, method, request_):
+        model, _ = trained()
+        way = {number: mlp(seed=number) for number in (0, 1)}
+        call = {"method": method, "checkpoints": way, **SCHEDULE, **request_}
+        planned, cost = forget(model, DATA, dry_run=True, **call), forget(model, DATA, **call).cost
+        assert planned.asked_owners
+        assert cost.rounds <= planned.estimate.messages
+        assert cost.sample_gradients <= planned.estimate.sample_gradients <= 12 * cost.sample_gradients
+        assert cost.bytes_down <= planned.estimate.bytes_down
+        assert cost.bytes_up <= planned.estimate.bytes_up
+
     def test_retraining_is_every_round_of_everybody_who_stays(self):
         model, memory = trained()
         call = {"memory": memory, "method": "retrain", "start": Snapshot.of(mlp(seed=4)), "plan": PLAN}

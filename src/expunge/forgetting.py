@@ -111,16 +111,19 @@ class Choice:
         require_possible(self.method, engine, state, request)
         remembered = state.memory.clients if state.memory is not None else ()
         parties = request.parties(engine.clients(), remembered)
-        estimate = None
+        own = len(engine.validation.data) if engine.validation is not None else 0
+        estimate, size = None, Size.of(state, parties, own)
         if self.method.estimate is not None:
-            own = len(engine.validation.data) if engine.validation is not None else 0
-            estimate = self.method.estimate(self.method.options, Size.of(state, parties, own))
+            estimate = self.method.estimate(self.method.options, size)
+        replays = self.method.needs == "vectors" and (
+            not size.vectors or getattr(self.method.options, "source", "auto") == "replay"
+        )
         return DryRun(
             self.method.label,
             parties.leaving,
             {name: len(indices) for name, indices in parties.partly.items()},
             tuple(parties.retained),
-            self.method.asks_owners,
+            self.method.asks_owners or replays,
             estimate,
             _seconds(engine, state, parties, estimate),
             self.warnings,

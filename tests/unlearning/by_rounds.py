@@ -46,6 +46,8 @@ class Federation:
     rate: float
     steps: int
     l2: float = 0.0
+    told: bool = True
+    """Whether the memory is told rates and steps."""
 
     def without(self, *names: str) -> Federation:
         return replace(self, clients={name: data for name, data in self.clients.items() if name not in names})
@@ -74,7 +76,8 @@ class Federation:
             for name in self.clients:
                 updates[name], own = self.local(model, name)
                 moments |= {name: own} if own else {}
-            memory.record(updates, weights, learning_rate=self.rate, steps=self.steps, moments=moments)
+            told = {"learning_rate": self.rate, "steps": self.steps} if self.told else {}
+            memory.record(updates, weights, **told, moments=moments)
             mean = sum(weights[name] * update for name, update in updates.items()) / sum(weights.values())
             now, held = self.recipe.server.apply(before, held, mean)
             Snapshot(now, {}).write_to(model)

@@ -97,6 +97,17 @@ def test_a_checkpoint_stands_for_the_rounds_around_it_by_how_far_they_went():
         torch.testing.assert_close(pull.spreads[row], expected)
 
 
+def test_a_round_in_which_nobody_worked_has_no_pull():
+    """Nobody who stays was there in the checkpoint's round: the nearest round with work says how a round trains."""
+    engine, state = trained(vectors=True)
+    kept = state.memory._kept
+    kept[1] = dataclasses.replace(kept[1], shares={"cyd": 1.0})
+    pull = replayed(engine, state, REQUESTS["client"])
+    assert bool(torch.isfinite(pull.vectors).all())
+    assert float(pull.vectors[1].norm()) == 0.0
+    assert float(pull.vectors[2].norm()) > 1e-4
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_what_is_replayed_comes_near_to_retraining(name):
     plan = dataclasses.replace(PLAN, rounds=6, epochs=1)

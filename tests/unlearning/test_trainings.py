@@ -45,3 +45,30 @@ def test_three_hundred_rounds_of_every_linear_rule(rule):
 def test_ridge_by_fifty_rounds_of_eight_local_steps(rate, l2):
     left, _ = left_of(Federation(linear_data(), PLAIN, rate=rate, steps=8, l2=l2), rounds=50)
     assert left <= 0.1
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{"method": "retrace", "filter": "damped", "damping": 1e9}, {"method": "retrace-krylov", "filter": "none"}],
+    ids=["damped", "none"],
+)
+@pytest.mark.parametrize("rule", ["FedAvg at half the rate", "FedAvgM"])
+def test_a_pull_is_as_long_as_the_server_made_it_where_nobody_corrects_it(rule, way):
+    """Without data that answers, a pull lies in the model with the server's rate and momentum, whichever the filter."""
+    federation = Federation(linear_data(), RULES[rule], rate=1e-7, steps=1)  # so small that nobody corrects
+    model, memory = federation.trained(20)
+    retrained, _ = federation.without("ada").trained(20)
+    staying = {name: data for name, data in federation.clients.items() if name != "ada"}
+    outcome = expunge.forget(
+        model, staying, leaving="ada", memory=memory, loss="squared_error", progress=False, tau=1e6, **way
+    )
+    truth = parameters(model) - parameters(retrained)
+    assert outcome.details["steps"][0]["norm"] == pytest.approx(float(truth.norm()), rel=1e-4)
+
+
+def test_a_server_rule_without_the_training_s_rate_is_refused():
+    federation = Federation(linear_data(), RULES["FedAvgM"], rate=0.005, steps=5, told=False)
+    model, memory = federation.trained(5)
+    staying = {name: data for name, data in federation.clients.items() if name != "ada"}
+    with pytest.raises(expunge.RequestError, match="FedAvgM made of a pull cannot be told"):
+        expunge.forget(model, staying, leaving="ada", memory=memory, loss="squared_error", damping=0.1, progress=False)

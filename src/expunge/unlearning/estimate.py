@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
+from expunge.federation.training.plan import Schedule
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
 from expunge.unlearning.retained import has_statistics
@@ -42,6 +44,9 @@ class Size:
         forgotten: how many are to be forgotten, of those who can be reached.
         validation: how many the server has of its own.
         statistics: whether the model has batch norm.
+        replayed: sample-gradients of the owners' training from all checkpoints, where there are some.
+        checkpoints: how many there are.
+        vectors: whether vectors were kept of everything that is to be forgotten.
     """
 
     vector: int
@@ -52,6 +57,9 @@ class Size:
     forgotten: int
     validation: int
     statistics: bool
+    replayed: float = 0.0
+    checkpoints: int = 0
+    vectors: bool = True
 
     @classmethod
     def of(cls, state: ServerState, parties: Parties, validation: int = 0) -> Size:
@@ -63,7 +71,31 @@ class Size:
         forgotten = sum(parties.forgotten_counts.values())
         vector, clients, owners = state.model.stored_bytes, len(parties.retained), len(parties.owners)
         norm = has_statistics(state.model)
-        return cls(vector, each * values + vector, clients, owners, left, forgotten, validation, norm)
+        remembered = state.memory.clients if state.memory is not None else ()
+        kept = not parties.partly and set(parties.leaving) <= set(remembered)
+        checkpoints = len(state.checkpoints.models) if state.checkpoints is not None else 0
+        replayed = checkpoints * epochs_of(state.schedule, parties.counts) * _twice(parties) if checkpoints else 0.0
+        sizes = (vector, each * values + vector, clients, owners, left, forgotten, validation, norm)
+        return cls(*sizes, replayed, checkpoints, kept)
+
+
+def epochs_of(schedule: Schedule | None, counts: Mapping[str, int]) -> int:
+    """Local epochs of a round of the training: as stated, or as its steps come to for a client of mean size.
+
+    Example:
+        >>> epochs_of(Schedule(0.1, local_steps=6, rounds=3, batch_size=4), {"ada": 12, "bob": 12})
+        2
+    """
+    if schedule is None:
+        return 1
+    stated = round(schedule.local_steps * schedule.batch_size * len(counts) / sum(counts.values()))
+    return schedule.epochs if schedule.epochs is not None else max(1, stated)
+
+
+def _twice(parties: Parties) -> int:
+    """Samples of the owners with and without what is to be forgotten."""
+    owned = sum(parties.counts.get(name, 0) for name in parties.owners)
+    return owned + sum(parties.counts[name] - len(gone) for name, gone in parties.partly.items())
 
 
 def small_change(messages: int) -> int:

@@ -31,6 +31,7 @@ from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, FedAvg, Recipe
 from expunge.federation.training.response import Response, Round, Work
+from expunge.unlearning.estimate import epochs_of
 from expunge.unlearning.filters import answered, held
 from expunge.unlearning.request import Parties
 
@@ -57,8 +58,10 @@ class Pull:
 
     @property
     def total(self) -> Tensor:
-        """All of it, unfiltered."""
-        return self.vectors.sum(dim=0)
+        """All of it, as it came to lie in the model where nobody corrects it: with the server's rate and momentum."""
+        if self.response is None:
+            return self.vectors.sum(dim=0)
+        return self.left(lambda left, vector: float(left(vector.new_zeros(1).double(), ())) * vector)
 
     def left(self, apply: Apply, stiffer: float = 1.0) -> Tensor:
         """What is left of it in the model at the end."""
@@ -84,6 +87,11 @@ def recorded(state: ServerState, leaving: Sequence[str]) -> Pull:
         raise RequestError(" ".join(told))
     response = memory.response(leaving, state.schedule, state.model.layout)
     if response is None:
+        if memory.recipe.server != FedAvg():
+            raise RequestError(
+                f"What {memory.recipe.server.name} made of a pull cannot be told without the training's learning rate "
+                "and steps: record them with every round, or give learning_rate and local_steps."
+            )
         return Pull("recorded", memory.influence(leaving).to(state.model.parameters)[None])
     vectors, spreads = memory.pulls(leaving, state.schedule)
     response.travel()  # what it needs and does not have is told now
@@ -133,11 +141,11 @@ class Replay:
         ends = [(one + other + 1) // 2 for one, other in pairwise(numbers)]
         vectors, spreads, moments = [], torch.zeros(len(numbers), len(worked), dtype=torch.float64), []
         for row, (first, last) in enumerate(zip([0, *ends], [*ends, len(worked)], strict=True)):
-            number = numbers[row]
-            pull, own = self._pull(engine, number, _rate(response.rounds[number]))
-            together = sum(worked[first:last])
-            vectors.append(together / worked[number] * pull)
-            spreads[row, first:last] = torch.tensor(worked[first:last], dtype=torch.float64) / together
+            number, together = numbers[row], sum(worked[first:last])
+            near = min((n for n, own in enumerate(worked) if own > 0), key=lambda n: abs(n - number))  # one was idle
+            pull, own = self._pull(engine, number, _rate(response.rounds[near]))
+            vectors.append(together / worked[near] * pull)
+            spreads[row, first:last] = torch.tensor(worked[first:last], dtype=torch.float64) / (together or 1.0)
             moments += [own] * (last - first)
         if state.memory is None:  # nobody else's moments are known
             rounds = [
@@ -188,9 +196,7 @@ class Replay:
     def _plan(self, number: int, rate: float) -> TrainingPlan:
         schedule = self.state.schedule
         assert schedule is not None
-        counts = self.parties.counts.values()
-        stated = round(schedule.local_steps * schedule.batch_size * len(counts) / sum(counts))
-        epochs = schedule.epochs if schedule.epochs is not None else max(1, stated)
+        epochs = epochs_of(schedule, self.parties.counts)
         seed, recipe = derived_seed(self.seed, "replay", number), Recipe(self.state.trained_by.client)
         return TrainingPlan(1, epochs, schedule.batch_size, rate, seed=seed, recipe=recipe)
 

@@ -108,9 +108,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         filters, curvature = _steps(pull, options.filter, options.damping), ready.stay.factors(state.model)
         reach = _reach(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         steps = {kind: reach * step(curvature.apply) for kind, step in filters.items()}
-        expected = {
-            kind: float(step @ curvature.apply(lambda values, _: values, step)) / 2 for kind, step in steps.items()
-        }
+        expected = {kind: curvature.quadratic(step) / 2 for kind, step in steps.items()}
         repairs, corrects = (lambda _: ready.recovery), False
         if pull.response is not None and options.may_correct:
             repairs, corrects = _corrections(engine, state, curvature, pull, options), True
@@ -135,7 +133,6 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         def apply(function: Filter, vector: Tensor) -> Tensor:
             return lanczos(product, vector, options.iterations).apply(lambda values: function(values, ()))
 
-        momentum = None
         if options.filter == "none":
             step = pull.total
         elif options.filter == "response":

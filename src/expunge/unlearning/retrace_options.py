@@ -148,7 +148,18 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     messages = options.expected_rounds + renewed
     down = (1 + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)
     up = size.factors + (tries * follows + renewed) * size.vector + small_change(messages)
-    return Estimate(messages, down * size.clients, up * size.clients, work)
+    replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
+    return _with_replay(Estimate(messages, down * size.clients, up * size.clients, work), size, replay)
+
+
+def _with_replay(own: Estimate, size: Size, replay: bool) -> Estimate:
+    """The same with what the owners' replay adds: two messages a checkpoint, each with a model there and back."""
+    if not replay or not size.checkpoints:
+        return own
+    messages = 2 * size.checkpoints
+    each = size.owners * (messages * size.vector + small_change(messages))
+    work = own.sample_gradients + size.replayed
+    return Estimate(own.messages + messages, own.bytes_down + each, own.bytes_up + each, work)
 
 
 def estimate_krylov(options: RetraceKrylovOptions, size: Size) -> Estimate:
@@ -160,4 +171,5 @@ def estimate_krylov(options: RetraceKrylovOptions, size: Size) -> Estimate:
     messages = options.expected_rounds + renewed
     down = (3 + products + 2 * follows + 2 * renewed) * size.vector + small_change(messages)
     up = (products + follows + renewed) * size.vector + small_change(messages)
-    return Estimate(messages, down * size.clients, up * size.clients, work)
+    own = Estimate(messages, down * size.clients, up * size.clients, work)
+    return _with_replay(own, size, not size.vectors)

@@ -282,7 +282,8 @@ def second_moments(optimiser: torch.optim.Optimizer) -> list[float]:
                 found.append(0.0)  # never touched
                 continue
             bias = 1 - group["betas"][1] ** float(state["step"])
-            found.append(math.sqrt(float(state["exp_avg_sq"].double().mean()) / bias))
+            squares = state.get("max_exp_avg_sq", state["exp_avg_sq"])  # AMSGrad divides by the largest so far
+            found.append(math.sqrt(float(squares.double().mean()) / bias))
     return found
 
 
