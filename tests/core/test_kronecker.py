@@ -34,7 +34,7 @@ def test_the_inputs_factor_is_not_drawn_at_all():
     rows = torch.cat([inputs, torch.ones(7, 1, dtype=DOUBLE)], dim=1)
     expected = (rows.T @ rows / 7)[tuple(torch.triu_indices(5, 5))]
     torch.testing.assert_close(factors.values[:15], expected)
-    assert factors.blocks == (Block("", 5, 2, True),)
+    assert factors.blocks == (Block("", 5, 2, True, last=True),)
 
 
 @pytest.mark.parametrize("sure", [1.0, 8.0])

@@ -15,11 +15,11 @@ from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import AdamW, FedAvgM, Recipe
 from expunge.unlearning.recovery import strip_return
-from expunge.unlearning.repair import Correction, Moved, ShortRound, repaired
+from expunge.unlearning.repair import SCALES, Calibration, Correction, Moved, ShortRound, repaired
 from expunge.unlearning.request import Request
 from expunge.unlearning.retained import Retained
 from federation.masking import MaskedEngine
-from federation.small import clients, mlp, norm_net
+from federation.small import clients, linear, mlp, norm_net
 from unlearning.presets import RETRACE, forgotten
 from unlearning.test_correction import WatchedEngine
 from unlearning.test_recovery import Line
@@ -32,11 +32,13 @@ OPTIONS = dataclasses.replace(
     RETRACE, curvature_samples=20, tau=10.0, seed=5, long_step_ratio=0.0
 )  # every step is long
 LEAVER = Request.of("ada")
+CLASSIFIER = 15
+"""Parameters of the last layer."""
 
 
-def trained(build=mlp):
-    engine = WatchedEngine(build(), CrossEntropy(), DATA)
-    state = train(engine, Snapshot.of(build()), PLAN)
+def trained(build=mlp, rounds=PLAN.rounds, data=DATA):
+    engine = WatchedEngine(build(), CrossEntropy(), data)
+    state = train(engine, Snapshot.of(build()), dataclasses.replace(PLAN, rounds=rounds))
     engine.log.clear()
     return engine, state
 
@@ -62,14 +64,14 @@ def asked(engine, remembers, forgot, parties, short, seed=0):
 def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
     engine, state = trained()
     outcome = forgotten(engine, state, LEAVER, OPTIONS)
-    training, losses = engine.log[-2:]
+    training, losses, scales = engine.log[-3:]
     assert set(training) == set(losses) == {"bob", "cyd", "dan"}
     for name, task in training.items():
         count = len(DATA[name][1])
         assert isinstance(task, Train)
         assert (task.epochs, task.batch_size, task.learning_rate) == (1, 3, pytest.approx(0.1))
         assert task.optimiser == PLAN.recipe.client
-        assert task.draw == Draw(math.ceil(count / 3), seed=5)
+        assert task.draw == Draw(math.ceil(count * 0.2), seed=5)  # the training was a short one
         assert task.averaged
         assert isinstance(losses[name], Losses)
         assert (losses[name].draw.seed, losses[name].draw.from_back) == (5, True)
@@ -78,8 +80,9 @@ def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
     plain = forgotten(engine, state, LEAVER, uncorrected(OPTIONS))
     trained_on = sum(task.draw.size for task in training.values())
     looked_at = 5 * sum(task.draw.size for task in losses.values()) / 3
-    assert outcome.cost.sample_gradients - plain.cost.sample_gradients == pytest.approx(trained_on + looked_at)
-    assert outcome.cost.rounds == plain.cost.rounds + 2 <= OPTIONS.expected_rounds
+    scaled = len(SCALES) * sum(task.draw.size for task in scales.values()) / 3
+    assert outcome.cost.sample_gradients - plain.cost.sample_gradients == pytest.approx(trained_on + looked_at + scaled)
+    assert outcome.cost.rounds == plain.cost.rounds + 3 <= OPTIONS.expected_rounds
 
 
 def test_it_is_taken_as_far_as_it_helps_and_recorded_as_it_was_taken():
@@ -96,6 +99,7 @@ def test_it_is_taken_as_far_as_it_helps_and_recorded_as_it_was_taken():
     mean = sum(reply.count * reply.update for reply in updates.values()) / sum(r.count for r in updates.values())
     walked = outcome.state.model.parameters - before.state.model.parameters
     torch.testing.assert_close(walked, record["length"] * mean)
+    assert outcome.details["calibration"]["length"] == 0.0  # the training was a short one: its best scale is far
     expected = before.memory.copy()
     taken = {name: record["length"] * reply.update for name, reply in updates.items()}
     expected.record(taken, {name: reply.count for name, reply in updates.items()})
@@ -124,8 +128,14 @@ def test_the_leavers_samples_are_not_trained_on():
     asked(engine, state.model, state.model, parties, short_round(state))
     (tasks,) = engine.log
     assert tasks["bob"].exclude == tuple(range(40))
-    assert tasks["bob"].draw.size == 11
-    assert tasks["cyd"].draw.size == 16
+    assert tasks["bob"].draw.size == 7
+    assert tasks["cyd"].draw.size == 10
+
+
+def test_a_third_of_the_samples_after_a_long_training():
+    engine, state = trained(rounds=20)
+    asked(engine, state.model, state.model, LEAVER.parties(engine.clients()), short_round(state))
+    assert {name: task.draw.size for name, task in engine.log[0].items()} == {"bob": 24, "cyd": 16, "dan": 14}
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.999, "short_round"), (1.001, "correction")])
@@ -190,13 +200,13 @@ def test_where_it_does_not_help_the_correction_follows():
     assert both.cost.rounds <= OPTIONS.expected_rounds
     alone = forgotten(engine, state, LEAVER, dataclasses.replace(OPTIONS, long_step_ratio=math.inf))
     assert both.details["correction"] == alone.details["correction"]
-    assert both.cost.rounds == alone.cost.rounds + 2
-    assert torch.equal(both.state.model.parameters, alone.state.model.parameters)
+    assert both.cost.rounds == alone.cost.rounds + 3  # a round in vain, and a scale
+    assert torch.equal(both.state.model.parameters[:-CLASSIFIER], alone.state.model.parameters[:-CLASSIFIER])
     assert both.memory.rounds == alone.memory.rounds
 
 
 def test_clients_that_small_batches_throw_off_send_nothing():
-    engine, state = trained()
+    engine, state = trained(rounds=20)
     short = short_round(state)
     wild = dataclasses.replace(short, plan=dataclasses.replace(short.plan, learning_rate=1e308))
     updates = asked(engine, state.model, state.model, LEAVER.parties(engine.clients()), wild)
@@ -209,9 +219,41 @@ def test_what_it_wins_counts_against_what_the_step_has_cost():
     stay = Retained(engine, parties.retained, parties.counts, samples=200, seed=1)
     moved = Moved(state.model, state.model.moved(1.1 * state.model.parameters), None, risen=0.3)
     correction = Correction(stay.factors(state.model), response(state), tau=10.0)
-    _, records = repaired(stay, moved, {"short_round": short_round(state), "correction": correction})
+    after, records = repaired(stay, moved, [{"short_round": short_round(state), "correction": correction}, {}])
     assert list(records) == ["short_round"]
     assert records["short_round"]["retained_rise"] < 0
+    assert after.risen == pytest.approx(0.3 + records["short_round"]["retained_rise"])
+
+
+def test_outputs_are_scaled_as_those_who_stay_like_it_best():
+    """A model made too sure of itself, or not sure enough; one that is far from what they like is left as it is."""
+    noisy, names = clients(ada=60, bob=72, cyd=48, dan=41), ("bob", "cyd")  # labels that nobody can be sure of
+    engine, state = trained(rounds=100, data=noisy)
+    stay, net, taken = Retained(engine, dict.fromkeys(names, ()), engine.clients()), mlp(), set()
+    labels, inputs = (torch.cat([noisy[name][part] for name in names]) for part in (1, 0))
+    last = torch.zeros_like(state.model.parameters)
+    last[-CLASSIFIER:] = state.model.parameters[-CLASSIFIER:]
+    for factor in (0.4, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 2.0):
+        model = state.model.moved(state.model.parameters + (factor - 1) * last)
+        model.write_to(net)
+        outputs = net(inputs).detach()
+        means = {scale: float(torch.nn.functional.cross_entropy(scale * outputs, labels)) for scale in SCALES}
+        best = min(means, key=means.__getitem__)
+        best = 1.0 if best in (0.8, 1.4) else best  # it may be farther
+        found = Calibration(stay.factors(state.model))(stay, Moved(state.model, model, None, risen=0.1))
+        assert found.record["length"] == pytest.approx(best - 1)
+        assert found.record["retained_loss_before"] == pytest.approx(means[1.0])
+        assert found.record["retained_loss_after"] == pytest.approx(means[best])
+        torch.testing.assert_close(found.model.parameters, model.parameters + (best - 1) * factor * last)
+        taken.add(best)
+    assert {min(taken) < 1, 1.0 in taken, max(taken) > 1} == {True}
+
+
+def test_one_layer_is_not_scaled():
+    """There the response is right, and the scale is the client's, too."""
+    engine = LocalEngine(linear(), CrossEntropy(), DATA)
+    state = train(engine, Snapshot.of(linear()), PLAN)
+    assert "calibration" not in forgotten(engine, state, LEAVER, OPTIONS).details
 
 
 def test_other_rounds_are_not_averaged():

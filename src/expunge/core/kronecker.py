@@ -54,7 +54,8 @@ PROBES = (1, 3)
 class Block:
     """A layer whose curvature is a Kronecker product, or a sum of them: its name, and the sides of the two factors.
 
-    ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens.
+    ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens. ``last``
+    says that the layer's outputs are the model's own: to scale its parameters is to scale these.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Block:
     outputs: int
     bias: bool
     terms: int = 1
+    last: bool = False
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss
         >>> model = nn.Linear(2, 1, bias=False).eval()
         >>> found = kronecker_factors(model, Snapshot.of(model), torch.tensor([[1.0, 2.0]]), SquaredError())
         >>> found.blocks, found.values[:3]  # the triangle of a a'
-        ((Block(name='', inputs=2, outputs=1, bias=False, terms=1),), tensor([1., 2., 4.]))
+        ((Block(name='', inputs=2, outputs=1, bias=False, terms=1, last=True),), tensor([1., 2., 4.]))
     """
     require_evaluation_mode(model)
     if not len(inputs):
@@ -183,6 +185,20 @@ class KroneckerCurvature:
         """How many layers have factors of their own."""
         return len(self._bases)
 
+    def last(self, vector: Tensor) -> Tensor | None:
+        """The vector's part in the layer whose outputs are the model's own, zeros elsewhere; None where there is none.
+
+        Example:
+            >>> factors = Factors(torch.tensor([1.0, 1.0, 5.0, 0.0]), (Block("1", 1, 1, False, last=True),))
+            >>> layout = Layout((("0", torch.Size([1])), ("1.weight", torch.Size([1, 1]))))
+            >>> KroneckerCurvature(factors, layout).last(torch.tensor([2.0, 3.0]))
+            tensor([0., 3.])
+        """
+        own = {name for block, *_ in self._bases if block.last for name in block.parameters}
+        parts = self._layout.unflatten(vector)
+        zeros = {name: part if name in own else torch.zeros_like(part) for name, part in parts.items()}
+        return self._layout.flatten(zeros) if own else None
+
     def quadratic(self, vector: Tensor) -> float:
         """``v' G v``."""
         return float(vector @ self.apply(lambda values, _: values, vector))
@@ -195,9 +211,9 @@ class _Pass:
         self._model, self._snapshot = model, snapshot
         self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
         products = self._layers_of(model, layout)
-        terms = self._terms(products, sample)
+        terms, last = self._terms(products, sample)
         self._layers = {name: layer for name, layer in products.items() if name in terms}
-        self.blocks = tuple(_block(name, layer, terms[name]) for name, layer in self._layers.items())
+        self.blocks = tuple(_block(name, own, terms[name], last == name) for name, own in self._layers.items())
         covered = {name for block in self.blocks for name in block.parameters}
         self.others = [name for name, _ in layout.shapes if name not in covered]
         zero = snapshot.parameters.new_zeros
@@ -224,25 +240,31 @@ class _Pass:
                 found[name] = module
         return found
 
-    def _terms(self, layers: dict[str, nn.Linear | nn.Conv2d], sample: Tensor) -> dict[str, int]:
-        """How many terms each layer has that the forward pass calls; torch's attention has one that it never calls.
+    def _terms(self, layers: dict[str, nn.Linear | nn.Conv2d], sample: Tensor) -> tuple[dict[str, int], str | None]:
+        """How many terms each layer has that the forward pass calls, and the layer whose outputs are the model's.
+
+        Torch's attention has one that it never calls.
 
         Two where it is called once, with samples along the first dimension and tokens of theirs along others. A first
         dimension of another meaning is of the right size for one number of samples at most, so two are tried.
         """
         seen: dict[str, list[bool]] = {}
+        made: dict[str, Tensor] = {}
+        last: str | None = None
 
         def noting(name: str, count: int) -> Hook:
-            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
                 over_tokens = isinstance(layer, nn.Linear) and inputs[0].dim() > 2 and len(inputs[0]) == count
                 seen.setdefault(name, []).append(over_tokens)
+                made[name] = outputs
 
             return hook
 
         for count in PROBES:
             several = sample.repeat(count, *[1] * (sample.dim() - 1))
-            self._forward(several, [(layer, noting(name, count)) for name, layer in layers.items()])
-        return {name: 2 if calls == [True] * len(PROBES) else 1 for name, calls in seen.items()}
+            found, _ = self._forward(several, [(layer, noting(name, count)) for name, layer in layers.items()])
+            last = next((name for name, outputs in made.items() if outputs is found and len(seen[name]) == 1), last)
+        return {name: 2 if calls == [True] * len(PROBES) else 1 for name, calls in seen.items()}, last
 
     def _forward(
         self, inputs: Tensor, hooks: list[tuple[nn.Linear | nn.Conv2d, Hook]]
@@ -320,9 +342,9 @@ def _is_product(module: nn.Module) -> bool:
     )
 
 
-def _block(name: str, layer: nn.Linear | nn.Conv2d, terms: int) -> Block:
+def _block(name: str, layer: nn.Linear | nn.Conv2d, terms: int, last: bool) -> Block:
     bias = layer.bias is not None
-    return Block(name, layer.weight[0].numel() + bias, len(layer.weight), bias, terms)
+    return Block(name, layer.weight[0].numel() + bias, len(layer.weight), bias, terms, last)
 
 
 def _positions(layer: nn.Module, inputs: Tensor) -> Tensor:

@@ -61,12 +61,12 @@ def hf_kcu_paper(engine: Engine, state: ServerState, request: Request, options: 
         else:
             step, record = _weighted_by_cause(engine, model, parties, options)
         require_finite(step)
-        moved = stay.statistics(model.moved(model.parameters - step))  # lines 24 and 25
+        updated = stay.statistics(model.moved(model.parameters - step))  # lines 24 and 25
         memory = forgotten_memory(state, parties)
-        moved, records = repaired(stay, Moved(model, moved, memory), repairs)
+        moved, records = repaired(stay, Moved(model, updated, memory), [repairs])
     details = {"damping": options.damping, "steps": [{**record, "length": 1.0, "norm": float(step.norm())}], **records}
     warnings = memory_warnings(parties, memory)
-    return Outcome("hf-kcu-paper", state.moved(moved, memory), cost, details=details, warnings=warnings)
+    return Outcome("hf-kcu-paper", state.moved(moved.model, memory), cost, details=details, warnings=warnings)
 
 
 def _weighted_by_cause(

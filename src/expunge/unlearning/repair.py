@@ -17,7 +17,9 @@ steps), so nor should this. It takes the shortest s after which going on would w
 tau (and no more than tau is left of what the step has cost them): nothing at all where the step was right already.
 
 A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
-enough: a `ShortRound` of local training follows instead, and the correction only where that does not help.
+enough: a `ShortRound` of local training follows instead, and the correction only where that does not help. Both leave
+the model less sure of itself than training does, so a long step is followed by a `Calibration`, too: the outputs are
+scaled as those who stay like it best, where that is near.
 
 Where it fails: the loss cannot see whether what comes back is the leaver's or theirs, but along one direction.
 """
@@ -52,7 +54,13 @@ PART_OF_A_ROUND = 0.1
 """The damping lets a direction move as far as plain gradient descent would in this part of a round."""
 
 PART, SMALLER = 3, 4
-"""Of a short round: one in so many of the samples, in batches so many times smaller than the training's."""
+"""Of a short round: at most one in so many of the samples, in batches so many times smaller than the training's."""
+
+WORK, LEAST_PART = 100, 0.2
+"""A short round takes no more than one in so many of the samples that the training went through, but this part."""
+
+SCALES, NEAR = (1.0, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4), (0.85, 1.35)
+"""How a calibration may scale the outputs, as they are first; where the best lies beyond, nothing is scaled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +123,12 @@ class ShortRound:
     Attributes:
         plan: one epoch in small batches, with the training's optimiser.
         lengths: how far it may be taken, 0 first.
+        most: how many samples it may take in all.
     """
 
     plan: TrainingPlan
     lengths: tuple[float, ...] = RECOVERY_LENGTHS
+    most: float = math.inf
 
     @classmethod
     def of(cls, state: ServerState, response: Response, lengths: tuple[float, ...]) -> ShortRound | None:
@@ -128,8 +138,9 @@ class ShortRound:
             return None
         steps = sum(work.share * work.steps for work in works)
         rate = sum(work.share * work.steps * work.learning_rate for work in works) / steps
-        batch_size = max(1, (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE) // SMALLER)
-        return cls(TrainingPlan(1, 1, batch_size, rate, recipe=Recipe(rule)), lengths)
+        trained = state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
+        plan = TrainingPlan(1, 1, max(1, trained // SMALLER), rate, recipe=Recipe(rule))
+        return cls(plan, lengths, sum(work.steps for work in works) * trained / WORK)
 
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The round, as far as it lowers their loss on samples that it was not trained on."""
@@ -141,7 +152,8 @@ class ShortRound:
 
     def draws(self, stay: Retained) -> dict[str, Draw]:
         """What it trains on: the front of each client's order, whose back is looked at for its length."""
-        return {name: Draw(math.ceil(count / PART), stay.seed) for name, count in stay.left.items()}
+        part = min(1 / PART, max(LEAST_PART, self.most / sum(stay.left.values())))
+        return {name: Draw(math.ceil(count * part), stay.seed) for name, count in stay.left.items()}
 
     def updates(self, stay: Retained, moved: Moved, draws: Mapping[str, Draw]) -> dict[str, Trained]:
         """What the clients send, stripped of the way back."""
@@ -186,17 +198,49 @@ class Correction:
         return -strip_return(-self.curvature.apply(inverse, gradient), towards)
 
 
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The outputs, scaled by the last layer's weights as those who stay like it best.
+
+    Trained models rest near that scale, unless their training ended early: then the best one is far, and nothing says
+    how far retraining would have come.
+
+    Attributes:
+        curvature: knows the last layer.
+        scales: that are tried, 1 first; on a quarter of the samples.
+    """
+
+    curvature: KroneckerCurvature
+    scales: tuple[float, ...] = SCALES
+
+    def __call__(self, stay: Retained, moved: Moved) -> Repaired:
+        """The record's length is how much more than 1 the scale is."""
+        model, last = moved.model, self.curvature.last(moved.model.parameters)
+        assert last is not None
+        fewer = stay.looking_at(None if stay.samples is None else max(1, stay.samples // 4))
+        lengths = tuple(scale - 1.0 for scale in self.scales)
+        loss = fewer.losses(model, -last, lengths)
+        length, losses = lowest(loss, lengths)
+        if length and NEAR[0] < 1 + length < NEAR[1]:
+            return Repaired(model.moved(model.parameters + length * last), {"length": length, **losses})
+        return Repaired(model, {"length": 0.0, **loss.at(0)})
+
+
 def repaired(
-    stay: Retained, moved: Moved, repairs: Mapping[str, Repair]
-) -> tuple[Snapshot, dict[str, dict[str, float]]]:
-    """The model after the first of these repairs that helps, and the record of each that was tried, by name."""
-    model, records = moved.model, {}
-    for name, repair in repairs.items():
-        found = repair(stay, moved)
-        model, records[name] = found.model, found.record
-        if found.record["length"]:
-            break
-    return model, records
+    stay: Retained, moved: Moved, repairs: Sequence[Mapping[str, Repair]]
+) -> tuple[Moved, dict[str, dict[str, float]]]:
+    """Where it leads, one group after another: of each the first repair that helps; and the records, by name."""
+    records: dict[str, dict[str, float]] = {}
+    for group in repairs:
+        found = None
+        for name, repair in group.items():
+            found = repair(stay, moved)
+            records[name] = found.record
+            if found.record["length"]:
+                break
+        if found is not None:
+            moved = replace(moved, model=found.model, risen=moved.risen + found.record["retained_rise"])
+    return moved, records
 
 
 def _as_far_as_it_helps(

@@ -17,7 +17,7 @@ Where it fails: it is first order in the pull, and the curvature of the end stan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ from expunge.unlearning.preparation import (
 from expunge.unlearning.pulls import Apply, Pull, Replay, recorded
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome, register
-from expunge.unlearning.repair import Correction, RecoveryRound, Repair, ShortRound
+from expunge.unlearning.repair import Calibration, Correction, RecoveryRound, Repair, ShortRound
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.retained import Retained, has_statistics
 from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions, estimate, estimate_krylov
@@ -55,6 +55,9 @@ Step = Callable[[Apply], Tensor]
 
 STIFFER = 4.0
 """The gentler step takes those who stay for so many times as fast at correcting."""
+
+FAR = 0.3
+"""A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
 
 LOUD, FURTHER = 3.0, 0.2
 """Where a client's pull is so many times as long by weight as others', the step is taken so much further."""
@@ -70,7 +73,9 @@ class _Ready:
     recovery: Mapping[str, Repair]
     pull: Callable[[Engine], Pull]
 
-    def following(self, repairs: Callable[[Snapshot], Mapping[str, Repair]], *, may_cost_more: bool) -> Following:
+    def following(
+        self, repairs: Callable[[Snapshot], Sequence[Mapping[str, Repair]]], *, may_cost_more: bool
+    ) -> Following:
         """What follows the step: those who stay keep their vectors, without those who leave."""
         return Following(self.state.model, lambda: forgotten_memory(self.state, self.parties), repairs, may_cost_more)
 
@@ -90,6 +95,7 @@ class _Ready:
         left = taken.memory.bound_to(taken.model, momentum) if taken.memory is not None else None
         warnings = (*away_warnings(self.state, self.parties), *shortened(taken, tau))
         warnings += memory_warnings(self.parties, left)
+        warnings += _far(self.state, taken) if details.get("layers", 0) > 1 else ()
         return Outcome("retrace", self.state.moved(taken.model, left), cost, details=told, warnings=warnings)
 
 
@@ -109,14 +115,14 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         reach = _reach(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         steps = {kind: reach * step(curvature.apply) for kind, step in filters.items()}
         expected = {kind: curvature.quadratic(step) / 2 for kind, step in steps.items()}
-        repairs, corrects = (lambda _: ready.recovery), False
-        if pull.response is not None and options.may_correct:
-            repairs, corrects = _corrections(engine, state, curvature, pull, options), True
+        corrects = pull.response is not None and options.may_correct
+        repairs = _corrections(engine, state, curvature, pull, options) if corrects else lambda _: [ready.recovery]
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
         bounds = Bounds(options.tau, options.lengths, expected)
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
+    details["layers"] = curvature.layers
     return ready.outcome(taken, cost, options.tau, details, momentum)
 
 
@@ -140,7 +146,7 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         else:
             step, solves = _by_conjugate_gradient(product, pull, options)
         following = ready.following(
-            lambda _: ready.recovery, may_cost_more=bool(ready.recovery) and options.filter != "none"
+            lambda _: [ready.recovery], may_cost_more=bool(ready.recovery) and options.filter != "none"
         )
         bounds = Bounds(options.tau, options.lengths)
         taken = take(ready.stay, state.model, {options.filter: step}, bounds, following)
@@ -177,6 +183,18 @@ def _reach(state: ServerState, pull: Pull, parties: Parties) -> float:
         return 1.0
     louder = (state.memory.loudness(parties.leaving) - 1.0) / (LOUD - 1.0)
     return 1.0 + FURTHER * min(max(louder, 0.0), 1.0)
+
+
+def _far(state: ServerState, taken: Taken) -> tuple[str, ...]:
+    """The warning that the step led far from the model."""
+    assert taken.length is not None
+    share = taken.length * float(taken.record["norm"] or 0.0) / float(torch.linalg.vector_norm(state.model.parameters))
+    if share <= FAR:
+        return ()
+    return (
+        f"The step is {share:.0%} as long as the model itself, where a step of first order may leave some of the data: "
+        "audit it, or retrain.",
+    )
 
 
 def _momentum(state: ServerState, pull: Pull, apply: Apply, taken: Taken) -> Tensor | None:
@@ -239,8 +257,8 @@ def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull 
 
 def _corrections(
     engine: Engine, state: ServerState, curvature: KroneckerCurvature, pull: Pull, options: RetraceOptions
-) -> Callable[[Snapshot], Mapping[str, Repair]]:
-    """A correction, and after a long step a short round before it; by where the step ended."""
+) -> Callable[[Snapshot], Sequence[Mapping[str, Repair]]]:
+    """A correction, and after a long step a short round before it and a calibration after; by where it ended."""
     tau = 0.0 if options.tau is None else options.tau
     assert pull.response is not None
     correction: dict[str, Repair] = {
@@ -248,12 +266,14 @@ def _corrections(
     }
     short = ShortRound.of(state, pull.response, options.round_lengths)
 
-    def repairs(model: Snapshot) -> Mapping[str, Repair]:
+    def repairs(model: Snapshot) -> Sequence[Mapping[str, Repair]]:
+        if not is_long(state.model, model, options.long_step_ratio):
+            return [correction]
         # A client's own local training is no sum, and would bring batch-norm statistics of its own.
         can_train = short is not None and not engine.sums_only and not has_statistics(model)
-        if short is not None and can_train and is_long(state.model, model, options.long_step_ratio):
-            return {"short_round": short, **correction}
-        return correction
+        first: dict[str, Repair] = {"short_round": short} if short is not None and can_train else {}
+        has_last = curvature.layers > 1 and curvature.last(model.parameters) is not None
+        return [{**first, **correction}, {"calibration": Calibration(curvature)} if has_last else {}]
 
     return repairs
 

@@ -18,7 +18,7 @@ from expunge.unlearning.checks import (
 from expunge.unlearning.estimate import Estimate, Size, drawn, looked_at, recovered, renewing, searched, small_change
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.recovery import RECOVERY_LENGTHS
-from expunge.unlearning.repair import CORRECTION_LENGTHS, PART
+from expunge.unlearning.repair import CORRECTION_LENGTHS, PART, SCALES
 
 FactoredFilter = Literal["auto", "response", "damped"]
 KrylovFilter = Literal["damped", "response", "none"]
@@ -45,7 +45,8 @@ class RetraceOptions(StepOptions):
         filter: what is left of a pull along a direction of curvature e (filters.py): the training's own ``response``
             or ``damped``; ``auto`` is the response, or a gentler one where that costs those who stay too much, and
             damped where a damping is given or nobody knows how the clients trained.
-        correction: whether a correction of those who stay follows, or a short round after a long step (repair.py).
+        correction: whether a correction of those who stay follows; after a long step a short round and a calibration
+            (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one.
         round_lengths: how far a short round may be taken, from 0 on.
@@ -83,7 +84,7 @@ class RetraceOptions(StepOptions):
     def expected_rounds(self) -> int:
         """Message rounds that this takes at most; with batch norm it may be more."""
         searched = 3 if self.tau is not None else 0
-        follows = 2 if self.recovery else 4 if self.may_correct else 0  # a short round in vain, and then a correction
+        follows = 2 if self.recovery else 5 if self.may_correct else 0  # a short round in vain, a correction, a scale
         twice = self.filter == "auto" and self.tau is not None  # the sharper filter may be tried in vain
         again = follows + (1 if follows and not twice else 0) if searched else 0
         return 1 + searched + twice + follows + again
@@ -141,9 +142,9 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     if options.may_correct:
         gradient, short_round = drawn(options, size), size.samples / PART + size.clients
-        lengths = len(options.correction_lengths) + len(options.round_lengths)
+        lengths = len(options.correction_lengths) + len(options.round_lengths) + len(SCALES)
         work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
-    follows = 2 if options.recovery or options.may_correct else 0
+    follows = 2 if options.recovery else 3 if options.may_correct else 0
     renewed = renewing(options, size)
     messages = options.expected_rounds + renewed
     down = (1 + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)

@@ -7,7 +7,7 @@ What is going to be repaired may cost more than tau at first, as long as no more
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,13 +62,13 @@ class Following:
     Attributes:
         remembers: the model that the request found.
         memory: gives a memory of its own without those who leave, where vectors are kept.
-        repairs: gives the repairs for where the step ended, by name: the first one that helps is the last.
+        repairs: gives the repairs for where the step ended, by name, in groups: of each the first that helps.
         may_cost_more: whether the step may cost more than tau at first, since something repairs it.
     """
 
     remembers: Snapshot
     memory: Callable[[], Memory | None]
-    repairs: Callable[[Snapshot], Mapping[str, Repair]]
+    repairs: Callable[[Snapshot], Sequence[Mapping[str, Repair]]]
     may_cost_more: bool
 
 
@@ -172,7 +172,6 @@ def _followed(
     if following is None:
         return Taken(record, trial.model), risen
     memory = following.memory()
-    moved = Moved(following.remembers, trial.model, memory, risen)
-    model, repairs = repaired(stay, moved, following.repairs(trial.model))
-    won = next(reversed(repairs.values()))["retained_rise"] if repairs else 0.0
-    return Taken(record, model, memory, repairs), risen + won
+    begun = Moved(following.remembers, trial.model, memory, risen)
+    moved, repairs = repaired(stay, begun, following.repairs(trial.model))
+    return Taken(record, moved.model, memory, repairs), moved.risen
