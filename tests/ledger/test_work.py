@@ -13,6 +13,7 @@ from expunge.ledger.gate import opens
 from expunge.ledger.making import Settings
 from expunge.ledger.watching import HIDDEN, plainly
 from ledger.places import FILE, QUICK, UNSEEN, Place
+from traces import Traces, remembering
 
 WAITING = dataclasses.replace(QUICK, override="")
 
@@ -93,41 +94,39 @@ def test_the_log_itself_refuses_what_does_not_follow(place):
 
 
 def test_nothing_is_left_of_the_leaver(place):
-    store = place.federation.state_store()
-    old = store.load(place.federation.model())
-    vector, model = old.memory.vectors["bob"], old.model.parameters
+    own = place.federation
+    old, start = own.state_store().load(own.model()), own.initial(own.plan.seed).parameters
+    gone = remembering(old, ["bob"])
+    stored = {file.name for file in Traces(gone, start).found_in(place.folder)}
+    assert stored == {"model.safetensors", "memory.safetensors", "checkpoints.safetensors"}, "the search can find it"
     number = place.ask("bob")
     place.work().run()
     place.close(number)
     desk.forget_names(place.ledger, number)
-    new = place.weights()
-    kinds = (torch.float32, torch.float64, torch.bfloat16)
-    searched = [part.to(kind) for part in (vector, model, model - new, new - model) for kind in kinds]
-    traces = [part.view(torch.uint8).numpy().tobytes() for part in searched]
+    step = old.model.parameters - place.weights()
+    assert not Traces([*gone, step, -step], start).found_in(place.folder)
     for file in place.files():
-        content = file.read_bytes()
-        assert not any(trace in content for trace in traces), file
         named = file.relative_to(place.folder).as_posix() in ("store/store.json", "ledger/names.json")
-        assert file.name == "federation.py" or named or b"bob" not in content, file
+        assert file.name == "federation.py" or named or b"bob" not in file.read_bytes(), file
     assert [own.text for own in place.ledger.names().of(number).values()] == ["bob"]
 
 
 def test_the_old_model_is_kept_for_a_while(place):
-    before, number = place.weights(), place.ask("bob")
+    before, number = Traces([place.weights()]), place.ask("bob")
     graceful = dataclasses.replace(QUICK, grace=timedelta(days=7))
     place.work(graceful).run([number])
     case = place.ledger.case(number)
     assert (case.adopted, case.erased) == (True, False)
     place.work(graceful).resume()
     assert not place.ledger.case(number).erased
+    assert before.found_in(place.folder)
     with pytest.raises(RequestError, match="cannot be receipt now"):
         desk.close(place.ledger, number, "they are told later")
     place.clock.now += timedelta(days=8)
     assert place.work(graceful).resume() == [number]
     assert place.ledger.case(number).erased
     assert not list((place.folder / "ledger" / "work").glob("superseded-*"))
-    old = before.numpy().tobytes()
-    assert not any(old in file.read_bytes() for file in place.files())
+    assert not before.found_in(place.folder)
 
 
 def test_a_clock_that_jumps_back_keeps_nobody_waiting_and_destroys_nothing_early(place, tmp_path):
