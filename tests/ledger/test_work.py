@@ -1,6 +1,7 @@
 """From a request to a destroyed model: the gate, the rollback, tombstones, several at once, nothing left."""
 
 import dataclasses
+import shutil
 from datetime import timedelta
 
 import pytest
@@ -153,6 +154,53 @@ def test_it_can_go_back_as_long_as_the_old_model_is_kept(place):
     assert place.ledger.case(number).erased
     with pytest.raises(RequestError, match="cannot be rolled back now"):
         place.work().roll_back(number, "too late")
+
+
+def test_who_was_going_back_and_was_cut_off_has_gone_back(place):
+    """The store holds the old model again, and no event says so: it is not told to be destroyed."""
+    before, number = place.weights(), place.ask("bob")
+    work = place.work(dataclasses.replace(QUICK, grace=timedelta(days=7)))
+    work.run([number])
+    written = place.ledger.events()
+    kept = {name: (place.folder / "ledger" / name).read_bytes() for name in ("log.jsonl", "head.json", "names.json")}
+    (aside,) = (place.folder / "ledger" / "work").glob("superseded-*")
+    shutil.copytree(aside, place.folder / "aside")
+    place.work().roll_back(number, "a mistake")
+    for name, content in kept.items():
+        (place.folder / "ledger" / name).write_bytes(content)
+    shutil.move(place.folder / "aside", aside)
+    assert place.ledger.events() == written
+    place.clock.now += timedelta(days=8)
+    assert place.work().resume() == [number]
+    assert place.ledger.case(number).state == "failed"
+    assert torch.equal(place.weights(), before)
+    assert not list((place.folder / "ledger" / "work").glob("superseded-*"))
+    with pytest.raises(RequestError, match="The reason is missing"):
+        place.work().roll_back(number, " ")
+
+
+def test_a_model_that_comes_out_as_it_was_is_gone_over_to_all_the_same(place):
+    number = place.ask("bob")
+    still = dataclasses.replace(QUICK, options={"learning_rate": 1e-30})
+    before = place.weights()
+    place.work(still).run([number])
+    assert torch.equal(place.weights(), before)
+    book = place.federation.state_store().book
+    assert book.departed == ("bob",)
+    assert "bob" not in place.federation.state_store().load(place.federation.model()).memory.clients
+
+
+def test_who_went_over_and_was_cut_off_may_have_trained_on(place):
+    number = place.ask("bob")
+    place.work().run([number])
+    events = place.ledger.case(number).events
+    place.federation.train()
+    file = place.folder / "ledger" / "log.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[: events[-2].number - 1]))  # neither adopted nor erased
+    place.ledger._log._write_head(place.ledger.signer, events[-3], file.stat().st_size)
+    assert place.work().resume() == [number]
+    assert kinds(place, number)[-2:] == ["adopted", "erased"]
 
 
 def test_several_in_one_step_or_one_after_another(place, tmp_path):

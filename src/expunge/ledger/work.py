@@ -15,8 +15,9 @@ from pathlib import Path
 
 from expunge.errors import RequestError, SiteError
 from expunge.federation.keeping.files import remove
+from expunge.ledger import desk
 from expunge.ledger.cases import Case
-from expunge.ledger.erasure import adopt, erase, roll_back
+from expunge.ledger.erasure import CUT_OFF, adopt, erase, has_gone_back, roll_back
 from expunge.ledger.federation import Federation
 from expunge.ledger.job import TRAINED_ON, Job, Reach
 from expunge.ledger.judging import Judge
@@ -98,6 +99,7 @@ class Work:
 
     def roll_back(self, number: str, reason: str) -> None:
         """Let the federation go back to the old model, while that is still kept."""
+        desk.require_text(reason, "The reason")
         with self._ledger.working() as place:
             case = self._ledger.case(number)
             case.require("rolled-back")
@@ -138,6 +140,8 @@ class Work:
             self._judge(job)
         elif case.state == "audited" and case.gate and not case.adopted:
             adopt(job)
+        elif case.adopted and not case.erased and has_gone_back(job):
+            roll_back(job, CUT_OFF)
         elif case.adopted and not case.erased and _is_over(case, self._ledger.clock()):
             erase(job)
         return self._ledger.head().number != head
