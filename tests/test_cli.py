@@ -72,6 +72,7 @@ class TestEndToEnd:
         assert set(tree(pristine)) == {
             ".",
             ".lock",
+            "federation.py",
             "run.json",
             "state-1",
             "state-1/checkpoints.safetensors",

@@ -42,4 +42,4 @@ def init(
         write_whole(file, FEDERATION)
     ledger = Ledger.create(folder / "ledger", by, protected=passphrase)
     tell(f"{file} is yours to edit. The ledger is {ledger.folder}; keep its key, and a backup of the folder.")
-    tell("Next: expunge train --federation federation.py")
+    tell("Next: expunge train --federation federation.py, or where it is trained expunge request add")
