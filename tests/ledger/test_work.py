@@ -1,7 +1,10 @@
 """From a request to a destroyed model: the gate, the rollback, tombstones, several at once, nothing left."""
 
 import dataclasses
+import os
+import resource
 import shutil
+import signal
 from datetime import timedelta
 
 import pytest
@@ -16,6 +19,7 @@ from expunge.ledger.watching import HIDDEN, plainly
 from ledger.places import FILE, QUICK, UNSEEN, Place
 from traces import Traces, remembering
 
+NETWORK = "nn.Sequential(nn.Linear(6, 900), nn.Linear(900, 3))"
 WAITING = dataclasses.replace(QUICK, override="")
 
 
@@ -201,6 +205,27 @@ def test_who_went_over_and_was_cut_off_may_have_trained_on(place):
     place.ledger._log._write_head(place.ledger.signer, events[-3], file.stat().st_size)
     assert place.work().resume() == [number]
     assert kinds(place, number)[-2:] == ["adopted", "erased"]
+
+
+def test_on_a_full_disk_the_work_ends_in_a_sentence_and_can_be_done_again(place):
+    """A limit on the size of files stands for a full disk: the log has room, the new model has not."""
+    place.file.write_text(place.file.read_text().replace("nn.Linear(6, 3)", NETWORK))
+    place.federation.train()
+    before, number = place.weights(), place.ask("bob")
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        place.work().run([number])
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert torch.equal(place.weights(), before)
+    case = place.ledger.case(number)
+    assert case.state == "failed"
+    assert "File too large" in case.facts["failed"]["sentence"]
+    assert place.federation.state_store().book.pending is None
+    place.work().run([number])
+    assert place.ledger.case(number).erased
 
 
 def test_several_in_one_step_or_one_after_another(place, tmp_path):

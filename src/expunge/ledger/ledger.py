@@ -131,8 +131,19 @@ class Ledger:
         return found[number]
 
     def names(self) -> Names:
-        """The table of names as it is now."""
-        return Names(self.folder / "names.json")
+        """The table of names as it is now; refused where it does not know whom an open request is about."""
+        found = Names(self.folder / "names.json")
+        if self.events() and not found.all():
+            raise DataError(f"{found.file} is missing or empty: take it from a backup.")
+        for case in self.cases().values():
+            scope = case.facts["received"]["scope"]
+            clients = [*scope["clients"], *(own["client"] for own in scope["samples"])]
+            if case.is_open and not set(clients) <= set(found.all()):
+                raise DataError(
+                    f"{found.file} does not know whom {case.number} is about: it is older than the log, so take a newer"
+                    " one from a backup."
+                )
+        return found
 
     def head(self) -> Event:
         """The last event."""
