@@ -89,6 +89,9 @@ WRONG = {
     "no ledger": (["status", "--federation", "elsewhere/federation.py"], "expunge init"),
     "no receipt": (["receipt", "verify", "nowhere", "--key", "ledger/key.pub"], "cannot be read"),
     "a folder": (["receipt", "verify", "ledger", "--key", "ledger/key.pub"], "cannot be read"),
+    "a device": (["receipt", "verify", "/dev/zero", "--key", "ledger/key.pub"], "it is no file"),
+    "a device as key": (["receipt", "verify", "federation.py", "--key", "/dev/zero"], "no public key"),
+    "the private key": (["receipt", "verify", "federation.py", "--key", "ledger/key"], "no public key"),
     "no key": (["receipt", "verify", "federation.py", "--key", "federation.py"], "no public key"),
     "trained twice": (["train", "--federation", "federation.py"], "--again replaces it"),
     "both trainings": (["train", "--federation", "federation.py", "--rounds", "3"], "leave --rounds out"),
@@ -108,6 +111,21 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_lost(at, expunge, words, t
     assert len([line for line in said.splitlines() if line.startswith("error:")]) == 1
     assert "Traceback" not in said
     assert at.ledger.events() == before
+
+
+def test_what_is_said_twice_is_asked_once(at, expunge):
+    found = json.loads(expunge("request", "add", "--client", "bob", "--client", "bob", "--json")[1])
+    assert found["clients"] == ["bob"]
+    expunge("request", "add", "--samples", "bob:3,3")
+    assert "1 sample of bob" in expunge("status")[1]
+
+
+def test_what_has_ended_is_not_run_again_and_that_is_said(at, expunge):
+    at.ask("bob")
+    expunge("request", "refuse", "R-0001", "--reason", "not here")
+    code, _, said = expunge("request", "run", "R-0001")
+    assert code == 0
+    assert "R-0001 is refused: there is nothing left to do" in said
 
 
 def test_init_leaves_what_is_there(at, expunge):

@@ -176,7 +176,8 @@ def _scope(filing: Filing, names: Names, number: str) -> dict[str, Any]:
         }
         for name, indices in filing.samples.items()
     ]
-    return {"clients": [names.add(name, "client", number) for name in filing.clients], "samples": samples}
+    clients = [names.add(name, "client", number) for name in dict.fromkeys(filing.clients)]
+    return {"clients": clients, "samples": samples}
 
 
 def _require_names(filing: Filing) -> None:

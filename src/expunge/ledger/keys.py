@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PASSPHRASE = "EXPUNGE_PASSPHRASE"
 """The environment variable with the passphrase; without it, whoever is at the terminal is asked."""
 
+LARGEST = 100_000
+"""Bytes that are read of a key."""
+
 _TYPED: dict[Path, str] = {}  # nobody is asked twice by one process
 
 
@@ -145,6 +148,7 @@ def passphrase_of(file: Path, *, new: bool = False) -> str:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with file.open("rb") as content:
+            return content.read(LARGEST)
     except OSError as problem:
         raise DataError(f"The key {file} cannot be read: {problem.strerror or problem}.") from problem

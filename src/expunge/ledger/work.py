@@ -74,7 +74,10 @@ class Work:
             self._ledger.case(number)  # before any work
         with self._ledger.working() as place:
             touched = self._go_on(place, numbers)
-            chosen = [case for number in dict.fromkeys(numbers) if (case := self._ledger.case(number)).is_open]
+            asked = [self._ledger.case(number) for number in dict.fromkeys(numbers)]
+            ended = [case for case in asked if not case.is_open]
+            self._ledger.notes += [f"{case.number} is {case.state}: there is nothing left to do." for case in ended]
+            chosen = [case for case in asked if case.is_open]
             chosen = [case for case in chosen if case.number not in touched and not case.adopted]
             if not numbers:
                 waiting = [case for case in self._ledger.cases().values() if case.state == "accepted"]
