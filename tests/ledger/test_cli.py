@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -126,6 +129,23 @@ def test_what_has_ended_is_not_run_again_and_that_is_said(at, expunge):
     code, _, said = expunge("request", "run", "R-0001")
     assert code == 0
     assert "R-0001 is refused: there is nothing left to do" in said
+
+
+def test_who_watches_destroys_the_old_model_when_its_time_is_over(at):
+    number = at.ask("bob")
+    words = ["request", "run", number, "--watch", "--method", "fine-tuning", "--override", "looked at", "--grace", "2s"]
+    program = [sys.executable, "-c", "from expunge.cli import main; main()", *words]
+    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60
+        while not at.ledger.case(number).erased and time.monotonic() < end:
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    adopted, erased = (event for event in at.ledger.case(number).events if event.kind in ("adopted", "erased"))
+    assert datetime.fromisoformat(erased.time) - datetime.fromisoformat(adopted.time) >= timedelta(seconds=2)
 
 
 def test_init_leaves_what_is_there(at, expunge):

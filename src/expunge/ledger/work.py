@@ -145,7 +145,7 @@ class Work:
             adopt(job)
         elif case.adopted and not case.erased and has_gone_back(job):
             roll_back(job, CUT_OFF)
-        elif case.adopted and not case.erased and _is_over(case, self._ledger.clock()):
+        elif is_over(case, self._ledger.clock()):
             erase(job)
         return self._ledger.head().number != head
 
@@ -171,8 +171,10 @@ class Work:
         self._ledger.record("overridden", job.numbers, {"reason": reason})
 
 
-def _is_over(case: Case, now: datetime) -> bool:
-    """Whether the old model may be destroyed: at once, or when its time is over; a clock that is behind only waits."""
+def is_over(case: Case, now: datetime) -> bool:
+    """Whether the old model is to be destroyed: at once, or when its time is over; a clock that is behind waits."""
+    if not case.adopted or case.erased:
+        return False
     grace = timedelta(seconds=case.facts["running"]["grace"])
     adopted = next(event for event in reversed(case.events) if event.kind == "adopted")
     return not grace or now >= datetime.fromisoformat(adopted.time) + grace
