@@ -72,6 +72,7 @@ class TestEndToEnd:
         assert set(tree(pristine)) == {
             ".",
             ".lock",
+            "federation.py",
             "run.json",
             "state-1",
             "state-1/checkpoints.safetensors",
@@ -111,7 +112,13 @@ class TestEndToEnd:
         told = json.loads(out)
         assert told["method"] == "retrace"
         assert torch.isfinite(load_file(f"{told['folder']}/model.safetensors")["layer.weight"]).all()
-        assert {path.name for path in run.iterdir()} == {".lock", "run.json", "state-2", "without-client-0"}
+        assert {path.name for path in run.iterdir()} == {
+            ".lock",
+            "federation.py",
+            "run.json",
+            "state-2",
+            "without-client-0",
+        }
         evidence = {path.name for path in (run / "without-client-0").iterdir()}
         assert {"results.json", "report.html"} <= evidence  # numbers and plots stay, weights and vectors do not
         assert {path.parent for path in run.rglob("*.safetensors")} == {run / "state-2"}

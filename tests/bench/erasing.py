@@ -32,6 +32,7 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 from killing import killed
+from traces import Traces, remembering
 
 SCENARIO = Scenario(
     model="softmax", clients=3, plan=TrainingPlan(rounds=1, epochs=1, batch_size=64, learning_rate=0.1), seed=2
@@ -60,9 +61,12 @@ class Erasure:
         self.outcome = method(METHOD)(self.federation.engine(), state, Request.of(LEAVER))
         self.before, self.after = state.model.digest, self.outcome.state.model.digest
         memories = [Memory.load(file) for file in self.pristine.rglob("memory.safetensors")]
-        vectors = [memory.vectors[LEAVER] for memory in memories if LEAVER in memory.clients]
-        assert len(vectors) == 2
-        self.traces = [tensor.numpy().tobytes() for tensor in (*vectors, state.model.parameters)]
+        kept = [dataclasses.replace(state, memory=memory) for memory in memories if LEAVER in memory.clients]
+        assert len(kept) == 2
+        gone = [tensor for own in kept for tensor in remembering(own, [LEAVER])]
+        self.traces = Traces(gone, self.federation.initial().parameters)
+        found = {file.name for file in self.traces.found_in(self.run.state)}
+        assert found == {"model.safetensors", "memory.safetensors"}, "the search can find it"
 
     def fresh(self) -> None:
         shutil.rmtree(self.copy, ignore_errors=True)
@@ -77,7 +81,7 @@ class Erasure:
         cli.main()
 
     def left(self) -> bool:
-        return any(trace in file.read_bytes() for file in files(self.copy) for trace in self.traces)
+        return bool(self.traces.found_in(self.copy))
 
     def check(self) -> str:
         """Open the folder as the next run does; says in which of the two states it is, or fails."""

@@ -176,9 +176,9 @@ def test_what_dead_processes_left_is_gone_after_the_next_opening(fresh):
     for parent, process in ((fresh.copy, os.getpid()), (fresh.copy / "without-client-0", 999999999)):
         left = parent / f".staging-{process}-x"
         left.mkdir()
-        (left / "memory.safetensors").write_bytes(fresh.traces[0])
+        (left / "memory.safetensors").write_bytes(min(fresh.traces.pieces))
     (fresh.copy / "state-7").mkdir()
-    (fresh.copy / "state-7" / "memory.safetensors").write_bytes(fresh.traces[0])
+    (fresh.copy / "state-7" / "memory.safetensors").write_bytes(min(fresh.traces.pieces))
     aside = fresh.copy / "without-client-0" / ".staging-999999999-x.old-fine-tuning"
     (fresh.copy / "without-client-0" / "fine-tuning").rename(aside)
     assert fresh.check() == "before"  # with all that was tried: what had been moved aside is back

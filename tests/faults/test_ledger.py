@@ -12,8 +12,8 @@ from ledger.test_dying import deaths
 
 def test_three_hundred_at_random_moments_of_the_commands(tmp_path):
     died = deaths(tmp_path, "random", 300, "digits")
-    print(f"    300 tries, {died} died on the way")
-    assert died > 200
+    print(f"    300 tries, {died} kills, every second time of who goes on, too")
+    assert died > 300
 
 
 def test_before_every_fifth_file_operation(tmp_path):

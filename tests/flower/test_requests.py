@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.keeping.state_store import StateStore
 from expunge.ledger import desk
@@ -10,6 +11,7 @@ from expunge.ledger.ledger import Ledger
 from expunge.ledger.receipt import verify
 from flower.example import CONFIG, EXAMPLE, grid, run
 from flower_app.task import ATTACKER, Net
+from traces import Traces, remembering
 
 FILE = f"""
 import sys
@@ -40,7 +42,9 @@ def deployed(tmp_path_factory):
 @pytest.mark.slow
 def test_a_site_dies_in_between_and_the_request_ends_with_a_receipt(deployed, caplog):
     ledger, file = Ledger(deployed / "ledger", "the desk"), deployed / "federation.py"
-    before = StateStore(deployed / "store").load(Net()).model
+    state = StateStore(deployed / "store").load(Net())
+    before, old = state.model, Traces(remembering(state, [ATTACKER]), Snapshot.of(Net()).parameters)
+    assert {own.name for own in old.found_in(deployed)} == {"model.safetensors", "memory.safetensors"}
     on = grid()
     on.stop(102)  # the leaver has gone
     answer, seen = on.handle, []
@@ -70,8 +74,7 @@ def test_a_site_dies_in_between_and_the_request_ends_with_a_receipt(deployed, ca
     folder = ledger.folder
     found = verify(folder / "receipts" / "R-0001.intoto.jsonl", folder / "key.pub", folder / "log.jsonl")
     assert "EXPUNGE_EVIDENCE_SUPPORTED" in found.properties
-    old = before.parameters.numpy().tobytes()
-    assert not any(old in own.read_bytes() for own in deployed.rglob("*") if own.is_file())
+    assert not old.found_in(deployed)
     assert torch.isfinite(StateStore(deployed / "store").load(Net()).model.parameters).all()
     run(grid(), deployed / "store", num_server_rounds=1)  # it is back, and the training goes on without it
     assert ATTACKER not in StateStore(deployed / "store").load(Net()).memory.clients

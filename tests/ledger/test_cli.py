@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -89,6 +92,9 @@ WRONG = {
     "no ledger": (["status", "--federation", "elsewhere/federation.py"], "expunge init"),
     "no receipt": (["receipt", "verify", "nowhere", "--key", "ledger/key.pub"], "cannot be read"),
     "a folder": (["receipt", "verify", "ledger", "--key", "ledger/key.pub"], "cannot be read"),
+    "a device": (["receipt", "verify", "/dev/zero", "--key", "ledger/key.pub"], "it is no file"),
+    "a device as key": (["receipt", "verify", "federation.py", "--key", "/dev/zero"], "no public key"),
+    "the private key": (["receipt", "verify", "federation.py", "--key", "ledger/key"], "no public key"),
     "no key": (["receipt", "verify", "federation.py", "--key", "federation.py"], "no public key"),
     "trained twice": (["train", "--federation", "federation.py"], "--again replaces it"),
     "both trainings": (["train", "--federation", "federation.py", "--rounds", "3"], "leave --rounds out"),
@@ -108,6 +114,38 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_lost(at, expunge, words, t
     assert len([line for line in said.splitlines() if line.startswith("error:")]) == 1
     assert "Traceback" not in said
     assert at.ledger.events() == before
+
+
+def test_what_is_said_twice_is_asked_once(at, expunge):
+    found = json.loads(expunge("request", "add", "--client", "bob", "--client", "bob", "--json")[1])
+    assert found["clients"] == ["bob"]
+    expunge("request", "add", "--samples", "bob:3,3")
+    assert "1 sample of bob" in expunge("status")[1]
+
+
+def test_what_has_ended_is_not_run_again_and_that_is_said(at, expunge):
+    at.ask("bob")
+    expunge("request", "refuse", "R-0001", "--reason", "not here")
+    code, _, said = expunge("request", "run", "R-0001")
+    assert code == 0
+    assert "R-0001 is refused: there is nothing left to do" in said
+
+
+def test_who_watches_destroys_the_old_model_when_its_time_is_over(at):
+    number = at.ask("bob")
+    words = ["request", "run", number, "--watch", "--method", "fine-tuning", "--override", "looked at", "--grace", "2s"]
+    program = [sys.executable, "-c", "from expunge.cli import main; main()", *words]
+    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60
+        while not at.ledger.case(number).erased and time.monotonic() < end:
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    adopted, erased = (event for event in at.ledger.case(number).events if event.kind in ("adopted", "erased"))
+    assert datetime.fromisoformat(erased.time) - datetime.fromisoformat(adopted.time) >= timedelta(seconds=2)
 
 
 def test_init_leaves_what_is_there(at, expunge):

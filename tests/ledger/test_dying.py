@@ -24,7 +24,7 @@ def deaths(place, *how):
 
 @pytest.mark.slow
 def test_before_and_after_every_event(tmp_path):
-    assert deaths(tmp_path, "events") == 32
+    assert deaths(tmp_path, "events") == 34
 
 
 @pytest.mark.slow

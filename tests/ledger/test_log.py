@@ -170,6 +170,22 @@ def test_a_name_that_no_event_knows_goes_with_the_next_change(ledger):
     assert orphan not in ledger.names().all()
 
 
+def test_a_table_that_is_missing_or_older_than_the_log_is_told(ledger):
+    """Or everybody would be (erased), and the next event would make that true."""
+    file = ledger.folder / "names.json"
+    older = file.read_bytes()
+    desk.add(ledger, desk.Filing(("dee",)))
+    now = file.read_bytes()
+    file.write_bytes(older)
+    with pytest.raises(DataError, match=r"names\.json does not know whom R-0004 is about"):
+        desk.add(again(ledger), desk.Filing(("eve",)))
+    file.unlink()
+    with pytest.raises(DataError, match=r"names\.json is missing or empty"):
+        desk.add(again(ledger), desk.Filing(("eve",)))
+    file.write_bytes(now)
+    assert desk.add(again(ledger), desk.Filing(("eve",))) == "R-0005"
+
+
 WRITER = """
 import sys
 from pathlib import Path

@@ -180,6 +180,24 @@ def test_filing_and_accepting(done):
         assert b"head.json" in content
 
 
+def test_a_file_that_is_missing_or_damaged_is_named(done):
+    files = ("log.jsonl", "head.json", "names.json", "key.pub", "receipts/R-0001.intoto.jsonl")
+    with serving(done.folder) as server:
+        for file in (done.folder / "ledger" / name for name in files):
+            whole, named = file.read_bytes(), False
+            for content in (None, b"", whole[: len(whole) // 2], b"[" * 100_000):
+                file.unlink() if content is None else file.write_bytes(content)
+                for path, body in (*((path, None) for path in PATHS), ("/api/requests", {"clients": [" "]})):
+                    status, said, _ = server.ask(path, body)
+                    assert status in (200, 409, 503), (file, path)
+                    named |= status == 503 and file.name.encode() in said
+                assert server.ask("/api/verify", {"receipt": "x"})[0] in (200, 503)
+                file.write_bytes(whole)
+            assert named, file
+        assert server.ask("/api/overview")[0] == 200
+    assert len(done.ledger.events()) == len(done.ledger.case("R-0001").events) + 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -1,6 +1,10 @@
 """From a request to a destroyed model: the gate, the rollback, tombstones, several at once, nothing left."""
 
 import dataclasses
+import os
+import resource
+import shutil
+import signal
 from datetime import timedelta
 
 import pytest
@@ -13,7 +17,9 @@ from expunge.ledger.gate import opens
 from expunge.ledger.making import Settings
 from expunge.ledger.watching import HIDDEN, plainly
 from ledger.places import FILE, QUICK, UNSEEN, Place
+from traces import Traces, remembering
 
+NETWORK = "nn.Sequential(nn.Linear(6, 900), nn.Linear(900, 3))"
 WAITING = dataclasses.replace(QUICK, override="")
 
 
@@ -93,41 +99,39 @@ def test_the_log_itself_refuses_what_does_not_follow(place):
 
 
 def test_nothing_is_left_of_the_leaver(place):
-    store = place.federation.state_store()
-    old = store.load(place.federation.model())
-    vector, model = old.memory.vectors["bob"], old.model.parameters
+    own = place.federation
+    old, start = own.state_store().load(own.model()), own.initial(own.plan.seed).parameters
+    gone = remembering(old, ["bob"])
+    stored = {file.name for file in Traces(gone, start).found_in(place.folder)}
+    assert stored == {"model.safetensors", "memory.safetensors", "checkpoints.safetensors"}, "the search can find it"
     number = place.ask("bob")
     place.work().run()
     place.close(number)
     desk.forget_names(place.ledger, number)
-    new = place.weights()
-    kinds = (torch.float32, torch.float64, torch.bfloat16)
-    searched = [part.to(kind) for part in (vector, model, model - new, new - model) for kind in kinds]
-    traces = [part.view(torch.uint8).numpy().tobytes() for part in searched]
+    step = old.model.parameters - place.weights()
+    assert not Traces([*gone, step, -step], start).found_in(place.folder)
     for file in place.files():
-        content = file.read_bytes()
-        assert not any(trace in content for trace in traces), file
         named = file.relative_to(place.folder).as_posix() in ("store/store.json", "ledger/names.json")
-        assert file.name == "federation.py" or named or b"bob" not in content, file
+        assert file.name == "federation.py" or named or b"bob" not in file.read_bytes(), file
     assert [own.text for own in place.ledger.names().of(number).values()] == ["bob"]
 
 
 def test_the_old_model_is_kept_for_a_while(place):
-    before, number = place.weights(), place.ask("bob")
+    before, number = Traces([place.weights()]), place.ask("bob")
     graceful = dataclasses.replace(QUICK, grace=timedelta(days=7))
     place.work(graceful).run([number])
     case = place.ledger.case(number)
     assert (case.adopted, case.erased) == (True, False)
     place.work(graceful).resume()
     assert not place.ledger.case(number).erased
+    assert before.found_in(place.folder)
     with pytest.raises(RequestError, match="cannot be receipt now"):
         desk.close(place.ledger, number, "they are told later")
     place.clock.now += timedelta(days=8)
     assert place.work(graceful).resume() == [number]
     assert place.ledger.case(number).erased
     assert not list((place.folder / "ledger" / "work").glob("superseded-*"))
-    old = before.numpy().tobytes()
-    assert not any(old in file.read_bytes() for file in place.files())
+    assert not before.found_in(place.folder)
 
 
 def test_a_clock_that_jumps_back_keeps_nobody_waiting_and_destroys_nothing_early(place, tmp_path):
@@ -154,6 +158,74 @@ def test_it_can_go_back_as_long_as_the_old_model_is_kept(place):
     assert place.ledger.case(number).erased
     with pytest.raises(RequestError, match="cannot be rolled back now"):
         place.work().roll_back(number, "too late")
+
+
+def test_who_was_going_back_and_was_cut_off_has_gone_back(place):
+    """The store holds the old model again, and no event says so: it is not told to be destroyed."""
+    before, number = place.weights(), place.ask("bob")
+    work = place.work(dataclasses.replace(QUICK, grace=timedelta(days=7)))
+    work.run([number])
+    written = place.ledger.events()
+    kept = {name: (place.folder / "ledger" / name).read_bytes() for name in ("log.jsonl", "head.json", "names.json")}
+    (aside,) = (place.folder / "ledger" / "work").glob("superseded-*")
+    shutil.copytree(aside, place.folder / "aside")
+    place.work().roll_back(number, "a mistake")
+    for name, content in kept.items():
+        (place.folder / "ledger" / name).write_bytes(content)
+    shutil.move(place.folder / "aside", aside)
+    assert place.ledger.events() == written
+    place.clock.now += timedelta(days=8)
+    assert place.work().resume() == [number]
+    assert place.ledger.case(number).state == "failed"
+    assert torch.equal(place.weights(), before)
+    assert not list((place.folder / "ledger" / "work").glob("superseded-*"))
+    with pytest.raises(RequestError, match="The reason is missing"):
+        place.work().roll_back(number, " ")
+
+
+def test_a_model_that_comes_out_as_it_was_is_gone_over_to_all_the_same(place):
+    number = place.ask("bob")
+    still = dataclasses.replace(QUICK, options={"learning_rate": 1e-30})
+    before = place.weights()
+    place.work(still).run([number])
+    assert torch.equal(place.weights(), before)
+    book = place.federation.state_store().book
+    assert book.departed == ("bob",)
+    assert "bob" not in place.federation.state_store().load(place.federation.model()).memory.clients
+
+
+def test_who_went_over_and_was_cut_off_may_have_trained_on(place):
+    number = place.ask("bob")
+    place.work().run([number])
+    events = place.ledger.case(number).events
+    place.federation.train()
+    file = place.folder / "ledger" / "log.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[: events[-2].number - 1]))  # neither adopted nor erased
+    place.ledger._log._write_head(place.ledger.signer, events[-3], file.stat().st_size)
+    assert place.work().resume() == [number]
+    assert kinds(place, number)[-2:] == ["adopted", "erased"]
+
+
+def test_on_a_full_disk_the_work_ends_in_a_sentence_and_can_be_done_again(place):
+    """A limit on the size of files stands for a full disk: the log has room, the new model has not."""
+    place.file.write_text(place.file.read_text().replace("nn.Linear(6, 3)", NETWORK))
+    place.federation.train()
+    before, number = place.weights(), place.ask("bob")
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        place.work().run([number])
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert torch.equal(place.weights(), before)
+    case = place.ledger.case(number)
+    assert case.state == "failed"
+    assert "File too large" in case.facts["failed"]["sentence"]
+    assert place.federation.state_store().book.pending is None
+    place.work().run([number])
+    assert place.ledger.case(number).erased
 
 
 def test_several_in_one_step_or_one_after_another(place, tmp_path):

@@ -233,7 +233,7 @@ def test_outputs_are_scaled_as_those_who_stay_like_it_best():
     labels, inputs = (torch.cat([noisy[name][part] for name in names]) for part in (1, 0))
     last = torch.zeros_like(state.model.parameters)
     last[-CLASSIFIER:] = state.model.parameters[-CLASSIFIER:]
-    for factor in (0.4, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 2.0):
+    for factor in (1.1**number for number in range(-12, 13)):
         model = state.model.moved(state.model.parameters + (factor - 1) * last)
         model.write_to(net)
         outputs = net(inputs).detach()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class RunBook:
         departed: clients that left for good.
         forgotten: for each time that somebody left for good, what was done; no weights.
         erasing: that somebody left for good, and what remembers is not all deleted yet.
+        counts: sample counts of the clients that have not left; runs of earlier versions have none.
+        pending: the deletion request that is being worked on.
     """
 
     scenario: Scenario
@@ -41,6 +43,8 @@ class RunBook:
     departed: tuple[str, ...] = ()
     forgotten: tuple[Mapping[str, Any], ...] = ()
     erasing: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
+    pending: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -64,6 +68,7 @@ class RunBook:
                 Scenario.from_dict(content["scenario"]),
                 Schedule(**content["schedule"]) if content["schedule"] is not None else None,
                 *_checked(content),
+                *_requested(content),
             )
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as problem:
             raise DataError(f"{file} cannot be read: it is damaged or not ours.") from problem
@@ -78,6 +83,14 @@ def _checked(content: Mapping[str, Any]) -> tuple[int, tuple[str, ...], tuple[st
         tuple(list_of(kind, content[name])) for name, kind in (("kept", str), ("departed", str), ("forgotten", dict))
     )
     return state, kept, departed, forgotten, erasing
+
+
+def _requested(content: Mapping[str, Any]) -> tuple[Mapping[str, int], Mapping[str, Any] | None]:
+    """Sample counts, and the request that is being worked on."""
+    counts, pending = content.get("counts", {}), content.get("pending")
+    if not all(type(count) is int and count > 0 for count in counts.values()) or not isinstance(pending, dict | None):
+        raise TypeError("these are no entries of a book")
+    return counts, pending
 
 
 def outcome_record(request: Request, outcome: Outcome, before: str) -> dict[str, Any]:

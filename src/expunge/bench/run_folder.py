@@ -3,6 +3,7 @@
     RUN/run.json                          scenario, schedule, which state counts, who has left for good (run_book.py)
     RUN/state-1/                          model.safetensors, memory.safetensors; after somebody left for good, state-2
     RUN/without-client-3/METHOD/          outcome.json, model.safetensors, memory.safetensors
+    RUN/federation.py                     for `expunge request`, which takes the run for its store (run_store.py)
     RUN/without-client-3/results.json     with plots and report.html, written by `expunge show` and `expunge audit`
 
 A crash at any moment leaves the run as it was or as it was to be (keeping/durable.py). What was made of results goes
@@ -71,7 +72,8 @@ class RunFolder:
     def create(cls, path: Path, federation: Federation, state: ServerState) -> RunFolder:
         """Write a freshly trained federation to a new folder."""
         require_new(path)
-        book = RunBook(federation.scenario, state.schedule, kept=tuple(kept_in(state)))
+        counts = {name: len(labels) for name, (_, labels) in federation.datasets.items()}
+        book = RunBook(federation.scenario, state.schedule, kept=tuple(kept_in(state)), counts=counts)
         run = cls(path, book, _durable(path))
         with run._folder.alone():
             require_new(path)  # another training may have been quicker
@@ -157,8 +159,11 @@ class RunFolder:
         What was made of them (numbers and plots, no weights) stays, as evidence.
         """
         with self.alone():
+            if self.book.pending is not None:
+                raise RequestError(f"A request is being worked on in {self.path}: `expunge request resume` it first.")
             book = dataclasses.replace(
                 self.book,
+                counts={name: count for name, count in self.book.counts.items() if name not in request.clients},
                 schedule=outcome.state.schedule,
                 state=self.book.state + 1,
                 kept=tuple(kept_in(outcome.state)),
@@ -206,14 +211,19 @@ class RunFolder:
                 tidy(tries)  # `show` may be writing a report there, without the lock
             if not run.book.erasing:
                 return run
-            for tries in self.path.glob("without-*"):
-                for own in [place for place in tries.iterdir() if place.is_dir()]:
-                    remove(own)
-                with suppress(OSError):  # numbers and plots stay, as evidence
-                    tries.rmdir()
+            remove_tries(self.path)
             done = dataclasses.replace(run.book, erasing=False)
             self._folder.write(done.as_dict())
             return dataclasses.replace(run, book=_read(self._folder))
+
+
+def remove_tries(path: Path) -> None:
+    """Delete every try in a run folder; what was made of them stays, as evidence: numbers and plots."""
+    for tries in path.glob("without-*"):
+        for own in [place for place in tries.iterdir() if place.is_dir()]:
+            remove(own)
+        with suppress(OSError):
+            tries.rmdir()
 
 
 def _durable(path: Path) -> DurableFolder:

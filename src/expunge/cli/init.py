@@ -15,6 +15,10 @@ from expunge.cli.terminal import tell
 @app.command(epilog=examples("expunge init", "expunge init --folder hospitals"))
 def init(
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="Where they go.")] = Path(),
+    passphrase: Annotated[
+        bool,
+        typer.Option("--passphrase", help="Protect the key: by EXPUNGE_PASSPHRASE, or you are asked, now and later."),
+    ] = False,
     by: ByOption = "",
 ) -> None:
     """Write a federation file and open a ledger.
@@ -36,6 +40,6 @@ def init(
         raise RequestError(f"{folder} cannot be made: {problem.strerror or problem}.") from problem
     if not file.exists():
         write_whole(file, FEDERATION)
-    ledger = Ledger.create(folder / "ledger", by)
+    ledger = Ledger.create(folder / "ledger", by, protected=passphrase)
     tell(f"{file} is yours to edit. The ledger is {ledger.folder}; keep its key, and a backup of the folder.")
-    tell("Next: expunge train --federation federation.py")
+    tell("Next: expunge train --federation federation.py, or where it is trained expunge request add")

@@ -48,7 +48,7 @@ def run(
         str, typer.Option(metavar="TEXT", help="Go on without an audit that passed, and why: stands in the receipt.")
     ] = "",
     together: Annotated[bool, typer.Option("--together", help="All in one step.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Wait for more requests, until it is stopped.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Wait for more requests, and for the end of --grace.")] = False,
     federation: FederationOption = DEFAULT,
     by: ByOption = "",
     as_json: JsonOption = False,
@@ -61,6 +61,7 @@ def run(
     """
     from expunge.ledger.law import duration
     from expunge.ledger.making import Settings
+    from expunge.ledger.work import is_over
 
     ledger = ledger_of(federation, by)
     settings = Settings(method, _options(option or []), retrains, duration(grace), override)
@@ -72,7 +73,7 @@ def run(
             _tell(ledger, head, as_json=False)
             head = ledger.head().number
             time.sleep(0.5)
-            if any(case.state == "accepted" for case in ledger.cases().values()):
+            if any(case.state == "accepted" or is_over(case, ledger.clock()) for case in ledger.cases().values()):
                 problems = _work(ledger, federation, settings, [], together)
     _tell(ledger, head, as_json)
     if problems:

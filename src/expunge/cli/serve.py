@@ -37,6 +37,8 @@ def serve(
 
     ledger = ledger_of(federation)
     ledger.events()  # a damaged ledger is told here, not on the page
+    if (ledger.folder / "key").exists():
+        _ = ledger.signer  # a passphrase is asked for here, not when somebody files a request
     own = token or secrets.token_urlsafe(24)
     if len(own) < 16 or not own.isascii() or not own.isprintable() or " " in own:
         raise RequestError("A token has at least 16 plain characters and no spaces.")

@@ -11,6 +11,7 @@ from expunge.cli.app import app, examples
 from expunge.cli.arguments import DataOption, DeviceOption
 from expunge.cli.choices import DATASETS, MODELS
 from expunge.cli.completion import among
+from expunge.cli.federations import DEFAULT
 from expunge.cli.runs import built
 from expunge.cli.terminal import messages, tell
 from expunge.cli.train_file import train_file
@@ -64,16 +65,19 @@ def train(
     """Train a federation, and keep what forgetting needs later.
 
     That is one vector per client, beside the model. Everything goes to a new run folder, which `expunge forget`,
-    `show` and `audit` take. Or to the store of a federation file, for `expunge request`: who has left stays out.
+    `show` and `audit` take, and with a ledger (`expunge init --folder`) `expunge request`. Or to the store of your own
+    federation file: who has left stays out.
     """
     if federation is not None:
         return train_file(context, federation, again)
     if out is None or again:
         raise RequestError("Say where the run goes with --out FOLDER; --again goes with --federation.")
     from expunge.bench.run_folder import RunFolder
+    from expunge.bench.run_store import FILE
     from expunge.bench.scenario import Scenario
     from expunge.data import Backdoor
     from expunge.federation.keeping.durable import require_new
+    from expunge.federation.keeping.files import write_whole
     from expunge.federation.training.fedavg import Keep
     from expunge.federation.training.fedavg import train as train_federation
     from expunge.federation.training.plan import TrainingPlan
@@ -95,7 +99,9 @@ def train(
         start = made.initial()
         state = train_federation(made.engine(), start, scenario.plan, keep=keep, progress=progress)
     RunFolder.create(out, made, state)
+    write_whole(out / DEFAULT, FILE, private=True)
     kept = state.memory.stored_bytes if state.memory else 0
     tell(f"Trained {clients} clients for {rounds} rounds; {kept / 1e6:.1f} MB of vectors kept. Now forget one:")
     tell(f"  expunge forget {out} --client {attacker or scenario.names[0]}")
+    tell(f"Or let somebody ask for it: expunge init --folder {out}, and there expunge request add")
     return None

@@ -75,20 +75,20 @@ def add(ledger: Ledger, filing: Filing) -> str:
 
 def accept(ledger: Ledger, number: str, checked_by: str) -> Event:
     """Let a request be worked on, once somebody has checked who asks."""
-    _require_text(checked_by, "Who has checked the identity")
+    require_text(checked_by, "Who has checked the identity")
     return ledger.record("accepted", [number], lambda names, _: {"checked_by": names.add(checked_by, "person", number)})
 
 
 def refuse(ledger: Ledger, number: str, reason: str, exception: str | None = None) -> Event:
     """Say no, with a reason and where there is one an exception of Article 17(3)."""
-    _require_text(reason, "The reason")
+    require_text(reason, "The reason")
     legal = {"exception": article(exception, EXCEPTIONS, 3)} if exception else {}
     return ledger.record("refused", [number], lambda names, _: {"reason": names.add(reason, "reason", number), **legal})
 
 
 def extend(ledger: Ledger, number: str, reason: str, until: str | None = None) -> Event:
     """Take up to two months more (Article 12(3)); the person has to be told why within the first month."""
-    _require_text(reason, "The reason")
+    require_text(reason, "The reason")
     case, today = ledger.case(number), ledger.clock().date()
     received = date.fromisoformat(case.facts["received"]["received"])
     latest = due_date(received, 3)
@@ -139,7 +139,7 @@ def close(ledger: Ledger, number: str, untold: str = "") -> None:
 
 def readmit(ledger: Ledger, client: str, reason: str) -> Event:
     """Lift a client's tombstone in the ledger; the store has to let it in, too (Federation.readmit)."""
-    _require_text(reason, "The reason")
+    require_text(reason, "The reason")
     names, standing = ledger.names(), tombstones(ledger.events())
     found = [digest for digest in standing if names.text(digest) == client]
     if not found:
@@ -176,7 +176,8 @@ def _scope(filing: Filing, names: Names, number: str) -> dict[str, Any]:
         }
         for name, indices in filing.samples.items()
     ]
-    return {"clients": [names.add(name, "client", number) for name in filing.clients], "samples": samples}
+    clients = [names.add(name, "client", number) for name in dict.fromkeys(filing.clients)]
+    return {"clients": clients, "samples": samples}
 
 
 def _require_names(filing: Filing) -> None:
@@ -186,12 +187,13 @@ def _require_names(filing: Filing) -> None:
     if both:
         raise RequestError(f"The request names client {both[0][:80]!r} as a whole and some of its samples: choose one.")
     for name in [*filing.clients, *filing.samples]:
-        _require_text(name, "A client's name")
+        require_text(name, "A client's name")
     for name, indices in filing.samples.items():
         if not indices or min(indices) < 0 or len(set(indices)) != len(indices):
             raise RequestError(f"Samples of client {name[:80]!r} are numbers from 0 on, each once.")
 
 
-def _require_text(text: str, what: str) -> None:
+def require_text(text: str, what: str) -> None:
+    """Refuse what is no text of bearable length."""
     if not text.strip() or "\x00" in text or len(text) > LONGEST_NAME:
         raise RequestError(f"{what} is missing, or is no text of at most {LONGEST_NAME} characters.")

@@ -16,6 +16,7 @@ from expunge.ledger.federation import Federation
 from expunge.ledger.job import TRAINED_ON, Job
 from expunge.ledger.judging import ATTEMPTS
 
+CUT_OFF = "It was being rolled back when the work was cut off."
 NOT_REACHED = (
     "Backups and snapshots of this machine's disks.",
     "Blocks of deleted files that the disk has not yet written over.",
@@ -33,20 +34,23 @@ def adopt(job: Job) -> None:
     models, names = case.facts["forgotten"]["models"], job.ledger.names()
     leavers = {names.text(digest): digest for digest in case.facts["running"]["leaving"]}
     with store.alone():
-        now = store.load(model).model.digest
-        if now == models["before"] != models["after"]:
+        done = any(own.get("run") == case.run for own in store.book.forgotten)  # and cut off before that was written
+        if not done and store.load(model).model.digest != models["before"]:
+            job.fail(TRAINED_ON)
+            return
+        if not done:
             if case.facts["running"]["grace"]:
                 _put_aside(store, job.federation, _aside(job))
             book = dataclasses.replace(
                 store.book,
                 counts={name: count for name, count in store.book.counts.items() if name not in leavers},
                 departed=tuple(dict.fromkeys([*store.book.departed, *leavers])),
-                forgotten=(*store.book.forgotten, {"requests": list(job.numbers), "model": models["after"]}),
+                forgotten=(
+                    *store.book.forgotten,
+                    {"requests": list(job.numbers), "run": case.run, "model": models["after"]},
+                ),
             )
             store.write(book, job.candidate.load(model), model)
-        elif now != models["after"]:
-            job.fail(TRAINED_ON)
-            return
     job.ledger.record("adopted", job.numbers, {"tombstones": sorted(leavers.values())})
 
 
@@ -63,6 +67,13 @@ def erase(job: Job) -> None:
     deleted += [{"what": "replies of clients during the work"}, {"what": "the new model's copy in the workplace"}]
     deleted += [{"what": "the copy kept for going back"}] if facts["running"]["grace"] else []
     job.ledger.record("erased", job.numbers, {"deleted": deleted, "left": _left(job, store)})
+
+
+def has_gone_back(job: Job) -> bool:
+    """Whether the store holds the old model again: somebody who was going back was cut off before that was written."""
+    models = job.case.facts["forgotten"]["models"]
+    now = job.federation.state_store().load(job.federation.model()).model.digest
+    return bool(now == models["before"] != models["after"])
 
 
 def roll_back(job: Job, reason: str) -> None:

@@ -27,7 +27,7 @@ from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.durable import DurableFolder
 from expunge.federation.keeping.files import private_folder, remove, tidy
 from expunge.ledger.cases import Case, cases
-from expunge.ledger.keys import PublicKey, Signer
+from expunge.ledger.keys import PublicKey, Signer, passphrase_of
 from expunge.ledger.log import Event, Log, stamp
 from expunge.ledger.names import Names
 from expunge.version import __version__
@@ -79,15 +79,28 @@ class Ledger:
         self._workplace = DurableFolder(folder / "work", "progress.json")
 
     @classmethod
-    def create(cls, folder: Path, by: str | None = None, clock: Callable[[], datetime] = now) -> Ledger:
-        """A new ledger with keys of its own; one that is there already stays as it is."""
+    def create(
+        cls, folder: Path, by: str | None = None, clock: Callable[[], datetime] = now, *, protected: bool = False
+    ) -> Ledger:
+        """A new ledger with keys of its own; one that is there already stays as it is.
+
+        Args:
+            folder: where it goes.
+            by: who makes it.
+            clock: tells the time.
+            protected: whether the private key gets a passphrase, from EXPUNGE_PASSPHRASE or the terminal.
+        """
+        key = folder / "key"
+        if protected and key.exists():
+            raise RequestError(f"{key} is there already: `openssl pkey -aes256 -in {key}` makes one with a passphrase.")
+        passphrase = passphrase_of(key, new=True) if protected else ""
         durable = DurableFolder(folder, "head.json")
         with durable.alone():
             tidy(folder, alone=True)
             if not (folder / "log.jsonl").exists():
                 for part in ("work", "audits", "receipts"):
                     private_folder(folder / part)
-                Signer.make(folder / "key", folder / "key.pub")
+                Signer.make(key, folder / "key.pub", passphrase)
         ledger = cls(folder, by, clock)
         if not ledger.events():
             ledger.record("opened", (), {"key": ledger.key.fingerprint, "version": VERSION, "expunge": __version__})
@@ -118,8 +131,19 @@ class Ledger:
         return found[number]
 
     def names(self) -> Names:
-        """The table of names as it is now."""
-        return Names(self.folder / "names.json")
+        """The table of names as it is now; refused where it does not know whom an open request is about."""
+        found = Names(self.folder / "names.json")
+        if self.events() and not found.all():
+            raise DataError(f"{found.file} is missing or empty: take it from a backup.")
+        for case in self.cases().values():
+            scope = case.facts["received"]["scope"]
+            clients = [*scope["clients"], *(own["client"] for own in scope["samples"])]
+            if case.is_open and not set(clients) <= set(found.all()):
+                raise DataError(
+                    f"{found.file} does not know whom {case.number} is about: it is older than the log, so take a newer"
+                    " one from a backup."
+                )
+        return found
 
     def head(self) -> Event:
         """The last event."""
@@ -138,9 +162,10 @@ class Ledger:
             numbers: the requests that it concerns.
             content: what it says, or what makes that: given the table of names, to add to, and the requests.
         """
+        signer = self.signer  # before the lock: somebody may have to type a passphrase
         with self._durable.alone(PATIENCE):
             tidy(self.folder, alone=True)
-            self._log.recover(self.signer)
+            self._log.recover(signer)
             events, names = self.events(), self.names()
             found = cases(events)
             if kind != "received":
@@ -153,7 +178,7 @@ class Ledger:
             names.write()
             moment = self._moment(events)
             body = {"kind": kind, "requests": list(numbers), "by": by, "content": dict(told)}
-            return self._log.append(self.signer, moment, body)
+            return self._log.append(signer, moment, body)
 
     def erase_names(self, digests: Sequence[str]) -> None:
         """Take names out of the table for good."""
@@ -165,9 +190,10 @@ class Ledger:
     @contextmanager
     def working(self) -> Iterator[Path]:
         """Be the one process that works on requests; the folder is for what it needs on the way."""
+        signer = self.signer
         with self._workplace.alone():
             with self._durable.alone(PATIENCE):
-                self._log.recover(self.signer)
+                self._log.recover(signer)
             tidy(self._workplace.path, alone=True)
             yield self._workplace.path
 

@@ -139,17 +139,14 @@ def verify(file: Path, key: Path, log: Path | None = None) -> Receipt:
     Raises:
         DataError: the receipt is not, bit by bit, what was signed; or the log is not the one it belongs to.
     """
-    return verified(_bytes(file, "receipt"), PublicKey.load(key), str(file), None if log is None else (log, _log(log)))
-
-
-def _log(file: Path) -> bytes:
-    return _bytes(file, "log")
+    text = _bytes(file, "receipt", LARGEST + 1)
+    return verified(text, PublicKey.load(key), str(file), None if log is None else (log, _bytes(log, "log")))
 
 
 def verified(text: bytes, key: PublicKey, name: str, log: tuple[Path, bytes] | None = None) -> Receipt:
     """The same for a text that was read already."""
     if len(text) > LARGEST:
-        raise DataError(f"{name} is longer than any receipt: {len(text)} bytes, where {LARGEST} are the most.")
+        raise DataError(f"{name} is longer than any receipt, which has {LARGEST} bytes at the most.")
     lines = text.split(b"\n")
     if len(lines) != 3 or lines[2]:
         raise DataError(f"{name} is no receipt of two whole lines: it is cut short, or something was added.")
@@ -207,8 +204,12 @@ def _smaller(content: dict[str, Any]) -> dict[str, Any]:
     raise RequestError(f"The receipt does not fit into {LARGEST} bytes: shorten the sentence of the override.")
 
 
-def _bytes(file: Path, what: str) -> bytes:
+def _bytes(file: Path, what: str, most: int = -1) -> bytes:
+    """What is in a file, or so much of it; a device has no end, so it is none."""
     try:
-        return file.read_bytes()
+        if file.exists() and not file.is_file():
+            raise DataError(f"The {what} {file} cannot be read: it is no file.")
+        with file.open("rb") as content:
+            return content.read(most)
     except OSError as problem:
         raise DataError(f"The {what} {file} cannot be read: {problem.strerror or problem}.") from problem

@@ -166,8 +166,8 @@ def subject(request: Mapping[str, Any]) -> str:
         >>> subject({"clients": ["ada"], "samples": [{"client": "bob", "count": 3}]})
         'ada, 3 samples of bob'
     """
-    said = [*request["clients"], *(f"{own['count']} samples of {own['client']}" for own in request["samples"])]
-    return ", ".join(_short(text) for text in said)
+    parts = [f"{own['count']} sample{'s' * (own['count'] != 1)} of {own['client']}" for own in request["samples"]]
+    return ", ".join(_short(text) for text in (*request["clients"], *parts))
 
 
 def days_left(request: Mapping[str, Any]) -> str:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from expunge.errors import RequestError, SiteError
 from expunge.federation.keeping.files import remove
+from expunge.ledger import desk
 from expunge.ledger.cases import Case
-from expunge.ledger.erasure import adopt, erase, roll_back
+from expunge.ledger.erasure import CUT_OFF, adopt, erase, has_gone_back, roll_back
 from expunge.ledger.federation import Federation
 from expunge.ledger.job import TRAINED_ON, Job, Reach
 from expunge.ledger.judging import Judge
@@ -73,7 +74,10 @@ class Work:
             self._ledger.case(number)  # before any work
         with self._ledger.working() as place:
             touched = self._go_on(place, numbers)
-            chosen = [case for number in dict.fromkeys(numbers) if (case := self._ledger.case(number)).is_open]
+            asked = [self._ledger.case(number) for number in dict.fromkeys(numbers)]
+            ended = [case for case in asked if not case.is_open]
+            self._ledger.notes += [f"{case.number} is {case.state}: there is nothing left to do." for case in ended]
+            chosen = [case for case in asked if case.is_open]
             chosen = [case for case in chosen if case.number not in touched and not case.adopted]
             if not numbers:
                 waiting = [case for case in self._ledger.cases().values() if case.state == "accepted"]
@@ -98,6 +102,7 @@ class Work:
 
     def roll_back(self, number: str, reason: str) -> None:
         """Let the federation go back to the old model, while that is still kept."""
+        desk.require_text(reason, "The reason")
         with self._ledger.working() as place:
             case = self._ledger.case(number)
             case.require("rolled-back")
@@ -138,7 +143,9 @@ class Work:
             self._judge(job)
         elif case.state == "audited" and case.gate and not case.adopted:
             adopt(job)
-        elif case.adopted and not case.erased and _is_over(case, self._ledger.clock()):
+        elif case.adopted and not case.erased and has_gone_back(job):
+            roll_back(job, CUT_OFF)
+        elif is_over(case, self._ledger.clock()):
             erase(job)
         return self._ledger.head().number != head
 
@@ -164,8 +171,10 @@ class Work:
         self._ledger.record("overridden", job.numbers, {"reason": reason})
 
 
-def _is_over(case: Case, now: datetime) -> bool:
-    """Whether the old model may be destroyed: at once, or when its time is over; a clock that is behind only waits."""
+def is_over(case: Case, now: datetime) -> bool:
+    """Whether the old model is to be destroyed: at once, or when its time is over; a clock that is behind waits."""
+    if not case.adopted or case.erased:
+        return False
     grace = timedelta(seconds=case.facts["running"]["grace"])
     adopted = next(event for event in reversed(case.events) if event.kind == "adopted")
     return not grace or now >= datetime.fromisoformat(adopted.time) + grace

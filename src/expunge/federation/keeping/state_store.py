@@ -12,9 +12,10 @@ nothing is left of the old model and vectors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -44,12 +45,15 @@ class StateStore:
         >>> place.cleanup()
     """
 
+    name = "store.json"
+    """Of the book."""
+
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
-        self._durable = DurableFolder(self.folder, "store.json")
+        self._durable = DurableFolder(self.folder, self.name)
         require_writable(self.folder)
         self.book = self._read()
-        if self.exists and (self._durable.has_leftovers(self.book.state) or self._useless_journal):
+        if self.exists and self._unfinished:
             with self._durable.if_free() as free:  # what another run is writing is not ours to judge
                 if free:
                     self.book = self._read()
@@ -109,9 +113,14 @@ class StateStore:
                 def fill(folder: Path) -> None:
                     save_state(own, architecture, folder)
 
-            self._durable.write(book.as_dict(), fill)
+            self._durable.write(self._content(book), fill)
             self.book = self._read()
             self._tidy()
+
+    @property
+    def _unfinished(self) -> bool:
+        """Whether something is there that does not count."""
+        return self._durable.has_leftovers(self.book.state) or self._useless_journal
 
     @property
     def _useless_journal(self) -> bool:
@@ -125,6 +134,12 @@ class StateStore:
         content = self._durable.read()
         if content is None:
             if not self._durable.is_new:
-                raise RequestError(f"{self.folder} is not empty and has no store.json: choose another folder.")
+                raise RequestError(f"{self.folder} is not empty and has no {self.name}: choose another folder.")
             return Book()
+        return self._understood(content)
+
+    def _understood(self, content: Mapping[str, Any]) -> Book:
         return Book.read(content, self._durable.book)
+
+    def _content(self, book: Book) -> dict[str, Any]:
+        return book.as_dict()

@@ -83,15 +83,18 @@ def application(folder: Path, token: str) -> FastAPI:
 
     @app.middleware("http")
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        sentence = _refused(request, token)
+        refused = _refused(request, token)
         answer: Response
-        if sentence is not None:
-            answer = JSONResponse({"sentence": sentence[1]}, sentence[0])
+        if refused is not None:
+            answer = JSONResponse({"sentence": refused[1]}, refused[0])
         else:
             try:
                 answer = await call(request)
             except ExpungeError as problem:
                 answer = JSONResponse({"sentence": str(problem)}, 503 if isinstance(problem, DataError) else 409)
+            except OSError as problem:
+                sentence = f"{problem.filename} cannot be read: {problem.strerror}; take it from a backup."
+                answer = JSONResponse({"sentence": sentence}, 503)
         answer.headers.update(_HEADERS)
         return answer
 
@@ -123,7 +126,9 @@ def _add_reading(app: FastAPI, ledgers: _Desk) -> None:
     @app.get("/api/requests/{number}/receipt")
     def receipt(number: str) -> Response:
         with ledgers.reading() as ledger:
-            return PlainTextResponse(_receipt(ledger, number).read_bytes(), headers=_download(f"{number}.intoto.jsonl"))
+            file = _receipt(ledger, number)
+            verify(file, ledger.folder / "key.pub", ledger.folder / "log.jsonl")  # a damaged one helps nobody
+            return PlainTextResponse(file.read_bytes(), headers=_download(file.name))
 
     @app.get("/api/requests/{number}/certificate")
     def certificate(number: str) -> Response:
