@@ -31,10 +31,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from expunge.core.curvature import differentiable_attention, require_evaluation_mode
-from expunge.core.losses import Loss
+from expunge.core.batch import Batch, Forward, aligned, run
+from expunge.core.curvature import require_evaluation_mode
+from expunge.core.losses import Loss, amount
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, NumericalError
 
@@ -83,33 +83,39 @@ class Factors:
     blocks: tuple[Block, ...]
 
 
-def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0) -> Factors:
-    """The factors of the mean loss's curvature over these inputs: one forward and one backward pass.
+def kronecker_factors(
+    model: nn.Module, snapshot: Snapshot, batch: Batch, loss: Loss, *, seed: int = 0, forward: Forward | None = None
+) -> Factors:
+    """The factors of the mean loss's curvature over these samples: one forward and one backward pass.
 
     Args:
         model: the architecture, in evaluation mode.
         snapshot: parameters and buffers.
-        inputs: the samples; their labels are not looked at.
+        batch: the samples; of their labels only what they count is looked at.
         loss: says what the model's predictions mean.
         seed: of the drawn targets.
+        forward: how the model is run, where calling it is not enough.
 
     Example:
         >>> from expunge.core.losses import SquaredError
         >>> model = nn.Linear(2, 1, bias=False).eval()
-        >>> found = kronecker_factors(model, Snapshot.of(model), torch.tensor([[1.0, 2.0]]), SquaredError())
+        >>> batch = Batch.of(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 1))
+        >>> found = kronecker_factors(model, Snapshot.of(model), batch, SquaredError())
         >>> found.blocks, found.values[:3]  # the triangle of a a'
         ((Block(name='', inputs=2, outputs=1, bias=False, terms=1),), tensor([1., 2., 4.]))
     """
     require_evaluation_mode(model)
-    if not len(inputs):
-        raise DataError("Curvature needs at least one sample.")
+    batch, count = aligned(model, batch, forward), len(batch)
+    counted = amount(loss, batch.targets, count)
+    if not counted > 0:
+        raise DataError("Curvature needs at least one sample, and one label that counts.")
     layout = Layout.of(model)
-    pass_ = _Pass(model, snapshot, layout, inputs[:1])
+    pass_ = _Pass(model, snapshot, layout, batch.take(torch.zeros(1, dtype=torch.int64)), forward)
     generator = torch.Generator().manual_seed(seed)
-    size = min(CHUNK, -(-len(inputs) // PARTS)) if pass_.others else CHUNK
-    for part in torch.split(inputs, size):
-        pass_.add(part, loss, generator)
-    values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * len(inputs)])]) / len(inputs)
+    size = min(CHUNK, -(-count // PARTS)) if pass_.others else CHUNK
+    for part in batch.split(size):
+        pass_.add(part, loss, generator, scale=(count / counted) ** 0.5)
+    values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * count])]) / count
     if not bool(torch.isfinite(values).all()):
         raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
     return Factors(values, pass_.blocks)
@@ -191,8 +197,10 @@ class KroneckerCurvature:
 class _Pass:
     """Adds up factors over parts of the data, with hooks on the layers."""
 
-    def __init__(self, model: nn.Module, snapshot: Snapshot, layout: Layout, sample: Tensor) -> None:
-        self._model, self._snapshot = model, snapshot
+    def __init__(
+        self, model: nn.Module, snapshot: Snapshot, layout: Layout, sample: Batch, forward: Forward | None
+    ) -> None:
+        self._model, self._snapshot, self._run = model, snapshot, forward
         self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
         products = self._layers_of(model, layout)
         terms = self._terms(products, sample)
@@ -224,7 +232,7 @@ class _Pass:
                 found[name] = module
         return found
 
-    def _terms(self, layers: dict[str, nn.Linear | nn.Conv2d], sample: Tensor) -> dict[str, int]:
+    def _terms(self, layers: dict[str, nn.Linear | nn.Conv2d], sample: Batch) -> dict[str, int]:
         """How many terms each layer has that the forward pass calls; torch's attention has one that it never calls.
 
         Two where it is called once, with samples along the first dimension and tokens of theirs along others. A first
@@ -240,33 +248,33 @@ class _Pass:
             return hook
 
         for count in PROBES:
-            several = sample.repeat(count, *[1] * (sample.dim() - 1))
+            several = sample.take(torch.zeros(count, dtype=torch.int64))
             self._forward(several, [(layer, noting(name, count)) for name, layer in layers.items()])
         return {name: 2 if calls == [True] * len(PROBES) else 1 for name, calls in seen.items()}
 
     def _forward(
-        self, inputs: Tensor, hooks: list[tuple[nn.Linear | nn.Conv2d, Hook]]
+        self, batch: Batch, hooks: list[tuple[nn.Linear | nn.Conv2d, Hook]]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The outputs, with hooks on layers while they are made, and the tensors that they can be differentiated in."""
         tensors = {name: part.clone().requires_grad_() for name, part in self._own.items()}
         handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
         try:
-            with differentiable_attention():
-                outputs = functional_call(self._model, {**tensors, **self._snapshot.buffers}, (inputs,))
+            own = {**tensors, **self._snapshot.buffers}
+            outputs = run(self._model, batch, self._run, tensors=own, twice=True)
         finally:
             for handle in handles:
                 handle.remove()
         return outputs, tensors
 
-    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator) -> None:
-        """One more part of the data."""
-        self._samples = len(inputs)
-        outputs, tensors = self._forward(inputs, [(layer, self._watch(name)) for name, layer in self._layers.items()])
-        targets, weights = loss.sampled_targets(outputs.detach(), generator)
-        signs = 2.0 * torch.randint(2, (len(inputs),), generator=generator).to(weights) - 1
-        total = torch.dot(signs * weights.sqrt(), loss.per_sample(outputs, targets))
+    def add(self, batch: Batch, loss: Loss, generator: torch.Generator, *, scale: float) -> None:
+        """One more part of the data; gradients are taken times ``scale``."""
+        self._samples = len(batch)
+        outputs, tensors = self._forward(batch, [(layer, self._watch(name)) for name, layer in self._layers.items()])
+        drawn = loss.sampled_gradients(outputs.detach(), batch.targets, generator)
+        signs = scale * (2.0 * torch.randint(2, (len(batch),), generator=generator).to(drawn) - 1)
+        drawn = drawn * signs.view(-1, *[1] * (drawn.dim() - 1))
         # All parameters are asked for, so that the backward pass comes by every layer's hook.
-        gradients = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
+        gradients = torch.autograd.grad(outputs, list(tensors.values()), drawn, allow_unused=True)
         for name, gradient in zip(self._own, gradients, strict=True):
             if name in self._squares and gradient is not None:
                 self._squares[name] += gradient.square()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from expunge.core.vectors import Layout
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.flower.legacy import declined
-from expunge.federation.engines.flower.notes import STAMP, Note
+from expunge.federation.engines.flower.notes import PROBLEM, STAMP, Note
 from expunge.federation.engines.flower.trainings import Statement, Training
 
 
@@ -123,6 +123,8 @@ class Reading:
 def _stamped(stamp: ConfigRecord) -> tuple[str, int]:
     """The site that trained, and its sample count."""
     name, samples = stamp.get("site"), stamp.get("samples")
+    if isinstance(problem := stamp.get(PROBLEM), str):
+        raise RequestError(f"Site {name!r} trains, but could not help to forget: {problem}")
     if not isinstance(name, str) or not name:
         raise RequestError("A training reply has a stamp without the name of its site: give its Site(...) one.")
     if type(samples) is not int or samples <= 0:
