@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from expunge.core.batch import Batch
-from expunge.core.kronecker import KroneckerCurvature, kronecker_factors
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from cases import CASES, LARGE_CASES, Case, case
 from core.dense_curvature import DOUBLE, cosine, curvature_of, dense, gauss_newton, labelled, seeded
-from expunge.core.kronecker import Block, Factors, KroneckerCurvature, kronecker_factors
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import Block, Factors, KroneckerCurvature
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError

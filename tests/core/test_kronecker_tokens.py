@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from cases import case
 from core.dense_curvature import DOUBLE, cosine, curvature_of, dense, gauss_newton, labelled, seeded
-from expunge.core.kronecker import Block, Factors, KroneckerCurvature, kronecker_factors
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import Block, Factors, KroneckerCurvature
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 
@@ -180,7 +181,7 @@ def test_torch_s_own_encoder_has_its_two_layers_over_tokens(padded):
     tokens[::2, 4:] = 0
     factors = kronecker_factors(model, Snapshot.of(model), labelled(tokens), CrossEntropy())
     terms = {block.name: block.terms for block in factors.blocks}
-    assert terms == {"encoder.layers.0.linear1": 2, "encoder.layers.0.linear2": 2, "head": 1}
+    assert terms == {"embedding": 1, "encoder.layers.0.linear1": 2, "encoder.layers.0.linear2": 2, "head": 1}
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

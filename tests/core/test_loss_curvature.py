@@ -10,7 +10,8 @@ from torch.func import functional_call, hessian, jacrev
 from core.loss_cases import CALLABLE, DOUBLE, LOSSES, LossCase, chance
 from expunge.core.batch import Batch
 from expunge.core.curvature import Curvature
-from expunge.core.kronecker import KroneckerCurvature, kronecker_factors
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.losses import CrossEntropy, PerSample, as_loss, mean_loss
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import RequestError

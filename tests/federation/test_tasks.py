@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, hessian
 
 from cases import case
 from expunge.core.batch import Batch
-from expunge.core.kronecker import kronecker_factors
+from expunge.core.factors import kronecker_factors
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from expunge.core.batch import Batch
 from expunge.core.curvature import Curvature
-from expunge.core.kronecker import kronecker_factors
+from expunge.core.factors import kronecker_factors
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
 from expunge.models import CNN, InBfloat16, ResNet18, ViTLite

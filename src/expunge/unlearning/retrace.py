@@ -119,7 +119,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
-    return ready.outcome(taken, cost, options.tau, details, momentum)
+    outcome = ready.outcome(taken, cost, options.tau, details, momentum)
+    return replace(outcome, warnings=(*outcome.warnings, *curvature.notes))
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from expunge.core.batch import Batch, Forward, aligned, run
 from expunge.core.curvature import Curvature, Kind
-from expunge.core.kronecker import kronecker_factors
+from expunge.core.factors import kronecker_factors
 from expunge.core.krylov import conjugate_gradient
 from expunge.core.losses import Loss, amount, objective
 from expunge.core.vectors import Layout, Snapshot

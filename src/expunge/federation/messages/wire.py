@@ -22,7 +22,7 @@ from expunge.errors import DataError, RequestError
 from expunge.federation.messages.snapshots import pack_snapshot, parameters_name, unpack_snapshot
 from expunge.federation.messages.tasks import Reply, Task
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 """Counted up whenever a site and a server of two versions would no longer understand each other."""
 
 MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(Task), *get_args(Reply))}
