@@ -7,7 +7,6 @@ server_app.py    Recorder(FedAvg(), model=..., store=...)         trains, and ke
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import logging
@@ -20,6 +19,7 @@ from torch import nn
 
 from expunge.core.batch import Forward
 from expunge.core.losses import as_loss
+from expunge.core.vectors import shared_copy
 from expunge.errors import ExpungeError, RequestError, SiteError
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.fitting import require_fitting
@@ -317,7 +317,7 @@ def _validation(
         return None
     own, trained_with = LocalData(data, "validation", collate), as_loss(loss, l2)
     require_fitting(model, own, trained_with, forward)
-    return Client(own, copy.deepcopy(model), trained_with, forward=forward)
+    return Client(own, shared_copy(model), trained_with, forward=forward)
 
 
 def _digest(data: Data | None, loss: object, l2: float, collate: Collate | None) -> str | None:

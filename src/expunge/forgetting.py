@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 from expunge.core.batch import Forward
 from expunge.core.losses import Loss, PerSample, as_loss
-from expunge.core.vectors import Snapshot
-from expunge.errors import DataError, RequestError
+from expunge.core.vectors import Chosen, Snapshot, named_as, shared_copy
+from expunge.errors import DataError, ModelError, RequestError
 from expunge.federation.engines.engine import Engine
 from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.local import LocalEngine
@@ -195,6 +194,7 @@ def forget(
     validation: Data | None = None,
     collate: Collate | None = None,
     forward: Forward | None = None,
+    parameters: Chosen | None = None,
     method: str = AUTO,
     progress: bool = True,
     dry_run: bool = False,
@@ -223,6 +223,8 @@ def forget(
         validation: samples of your own: how long a step may be is then decided on them, not on the clients' word.
         collate: makes a batch of samples, for instance by padding; a DataLoader's own, or torch's, by default.
         forward: ``forward(model, batch)`` gives the outputs, where calling the model with the inputs does not.
+        parameters: those that were trained together, where they are not all that are trainable (adapters, a body
+            without its heads): names of parameters or of layers, or a function of a name; the memory's by default.
         method: its name; ``auto`` is retrace where the memory has a vector of everybody who leaves, or where there are
             checkpoints to replay from, else hf-kcu.
         progress: show a bar while it works, on a terminal.
@@ -243,8 +245,12 @@ def forget(
     schedule = _schedule(memory, learning_rate, local_steps, rounds, batch_size)
     if memory is not None and recipe not in (None, memory.recipe):
         raise RequestError("The memory knows another recipe than the one given here: give it to Memory(model, recipe).")
-    way = None if checkpoints is None else Checkpoints({n: _snapshot(model, own) for n, own in checkpoints.items()})
-    state = ServerState(Snapshot.of(model), schedule, memory, checkpoints=way, recipe=recipe)
+    if parameters is None and memory is not None:
+        parameters = memory.parameters
+    trained = Snapshot.of(model, parameters)
+    model = shared_copy(model, trained.layers())
+    way = None if checkpoints is None else Checkpoints({n: _snapshot(trained, own) for n, own in checkpoints.items()})
+    state = ServerState(trained, schedule, memory, checkpoints=way, recipe=recipe)
     engine = LocalEngine(model, trained_with, clients, validation=validation, collate=collate, forward=forward)
     request = Request.of(leaving, samples)
     parties = request.parties(engine.clients(), memory.clients if memory is not None else ())
@@ -299,16 +305,21 @@ def _schedule(
     return Schedule(learning_rate, local_steps, rounds, size)
 
 
-def _snapshot(model: nn.Module, given: nn.Module | Mapping[str, Tensor]) -> Snapshot:
+def _snapshot(like: Snapshot, given: nn.Module | Mapping[str, Tensor]) -> Snapshot:
     """A checkpoint as a snapshot of this architecture."""
-    if isinstance(given, nn.Module):
-        return Snapshot.of(given)
-    own = copy.deepcopy(model)
+    tensors = given.state_dict() if isinstance(given, nn.Module) else given
     try:
-        own.load_state_dict(dict(given))
-    except RuntimeError as problem:
-        raise DataError(f"A checkpoint is not of this model: {str(problem).splitlines()[0]}") from problem
-    return Snapshot.of(own)
+        parameters = like.layers().flatten(tensors).to(like.parameters)
+    except ModelError as problem:
+        raise DataError(f"A checkpoint is not of this model: {problem}") from problem
+    names = named_as(like.buffers, tensors)
+    for name in like.buffers:
+        if "running_" in name and name not in names:
+            raise DataError(f"A checkpoint is not of this model: {name!r} is missing, and statistics belong to it.")
+    buffers = {name: tensors[names[name]].to(own) if name in names else own for name, own in like.buffers.items()}
+    found = replace(like, parameters=parameters, buffers=buffers)
+    found.require_finite()
+    return found
 
 
 def _seconds(engine: Engine, state: ServerState, parties: Parties, estimate: Estimate | None) -> float | None:

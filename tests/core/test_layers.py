@@ -192,7 +192,7 @@ def test_something_called_rms_norm_that_is_none_is_estimated() -> None:
 # Adapters and language models
 
 
-def test_adapters_get_blocks_and_tied_weights_the_diagonal() -> None:
+def test_adapters_and_tied_weights_get_blocks() -> None:
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     config = transformers.GPT2Config(
         n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0
@@ -202,6 +202,7 @@ def test_adapters_get_blocks_and_tied_weights_the_diagonal() -> None:
     whole = transformers.GPT2LMHeadModel(config).eval()
     blocks = {block.name for block in kronecker_factors(whole, Snapshot.of(whole), batch, CrossEntropy()).blocks}
     assert blocks == {
+        "transformer.wte",
         "transformer.wpe",
         *(f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")),
     }
@@ -268,3 +269,38 @@ def test_sides_that_are_too_long_are_diagonals_and_it_is_said(monkeypatch, limit
     between = exact[16:176, 16:176].view(40, 4, 40, 4)
     apart = torch.eye(40, dtype=DOUBLE)[:, None, :, None]
     assert torch.allclose(kept[16:176, 16:176].view(40, 4, 40, 4), between * apart)
+
+
+class Tongue(nn.Module):
+    """A table whose weight is the output layer's, too."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(tokens)))
+
+
+def test_a_tied_weight_has_the_products_of_both_its_uses() -> None:
+    torch.manual_seed(0)
+    tied, apart = Tongue().double().eval(), Tongue(tied=False).double().eval()
+    apart.table.weight.data = apart.head.weight.data = tied.table.weight.data.clone()
+    tokens = torch.randint(5, (7, 4), generator=seeded())
+    targets = torch.randint(5, (7, 4), generator=seeded(1))
+    sizes = passes(tied)
+    own, its = (
+        kronecker_factors(model, Snapshot.of(model), Batch.of(tokens, targets), CrossEntropy())
+        for model in (tied, apart)
+    )
+    assert sizes == [1, 3, 7]
+    (block,) = own.blocks
+    assert (block.name, block.inputs, block.outputs, block.terms) == ("table", 3, 5, 3)
+    both = dense(KroneckerCurvature(its, Layout.of(apart)), 30)
+    of_table, of_head = both[:15, :15], both[15:, 15:]
+    found = dense(KroneckerCurvature(own, Layout.of(tied)), 15)
+    total = of_table + of_head
+    assert float((found.diagonal().sum() - total.diagonal().sum()).abs() / total.diagonal().sum()) < 1e-9
+    assert float((found - total).norm() / total.norm()) < 0.5  # of a sum its diagonal in the summed factors' vectors

@@ -123,7 +123,7 @@ def run(
     with differentiable_attention() if twice else nullcontext():
         if tensors is None:
             return _outputs(model, batch, forward)
-        within = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        within = {f"model.{name}": tensor for name, tensor in _fitted(model, tensors).items()}
         outputs: Tensor = functional_call(_Running(model, forward), within, (batch,))
         return outputs
 
@@ -192,6 +192,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def _fitted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors, each in the type and on the device of the model's own where these are several."""
+    own = {name: parameter for name, parameter in model.named_parameters() if name in tensors}
+    if len({(parameter.dtype, parameter.device) for parameter in own.values()}) <= 1:
+        return tensors
+    return {name: tensor.to(own[name]) if name in own else tensor for name, tensor in tensors.items()}
 
 
 class _Running(nn.Module):

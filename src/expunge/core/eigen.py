@@ -79,8 +79,8 @@ def basis(matrices: Sequence[Tensor], strongest: int | None) -> Basis:
 
     Example:
         >>> found = basis([torch.diag(torch.tensor([3.0, 1.0, 2.0]))], 1)
-        >>> found.values
-        tensor([[3.0000, 1.5000]])
+        >>> [round(value, 4) for value in found.values[0].tolist()]
+        [3.0, 1.5]
     """
     total, side = sum(matrices[1:], start=matrices[0]), len(matrices[0])
     if strongest is None or strongest >= side:

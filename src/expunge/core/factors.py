@@ -4,14 +4,18 @@ The gradients are those of targets drawn from the model's own predictions, not o
 Gauss-Newton matrix.
 
 Parameters of other layers get the diagonal. Of a norm's scale and shift, and of a bias alone, a sample's gradient is a
-sum over its positions of what the hooks see anyway. Of the rest (tied weights, recurrent layers, grouped convolutions,
-parameters outside all layers) it is estimated: with random signs, the gradient of a few samples together has, in
-expectation, the sum of their squares as its square.
+sum over its positions of what the hooks see anyway. Of the rest (recurrent layers, grouped convolutions, parameters
+outside all layers) it is estimated: with random signs, the gradient of a few samples together has, in expectation, the
+sum of their squares as its square.
+
+An embedding whose weight is also that of the output layer has the products of both; what is left out is the curvature
+between the two uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -94,16 +98,17 @@ class _Pass:
         self._model, self._snapshot, self._run = model, snapshot, forward
         layout = Layout.of(model)
         self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
-        self._alone = _owned_once(model)
+        self._owners = _owners(model)
+        self._alone = {own for own, count in self._owners.items() if count == 1}
         self.answers = 0
         products, scales = self._products(), self._scales()
-        calls = self._probed({**products, **scales}, sample)
-        self._layers = {name: layer for name, layer in products.items() if name in calls}
-        self.blocks = _affordable([_block(name, layer, calls[name]) for name, layer in self._layers.items()])
+        calls = self._probed([*chain.from_iterable(products.values()), *scales.values()], sample)
+        self._layers = {name: own for name, own in products.items() if all(layer in calls for layer in own)}
+        self.blocks = _affordable([_block(name, own, calls) for name, own in self._layers.items()])
         covered = {name for block in self.blocks for name in block.parameters}
         self._told = {
             name: [own for own in names if _joined(name, own) not in covered]
-            for name, (layer, names) in self._readable(scales, calls).items()
+            for name, names in self._readable(scales, calls).items()
         }
         self._told = {name: names for name, names in self._told.items() if names}
         self._scaling = {name: scales[name] for name in self._told}
@@ -120,15 +125,25 @@ class _Pass:
         length, diagonal = block.sides[side]
         return self._snapshot.parameters.new_zeros(block.terms, length, *([] if diagonal else [length]))
 
-    def _products(self) -> dict[str, Any]:
-        """Layers whose every use is ``W a``, and whose weight is trained and nobody else's."""
-        found: dict[str, Any] = {}
+    def _products(self) -> dict[str, list[Any]]:
+        """Layers whose every use is ``W a``, and whose weight is trained and nobody else's.
+
+        A table and the linear layer that share a weight, as where a language model starts and ends, are two in one.
+        """
+        found: dict[str, list[Any]] = {}
+        tied: dict[int, list[Any]] = {}
         for name, module in self._model.named_modules():
             if product_shape(module) is None:
                 continue
             own = dict(module.named_parameters(recurse=False))
             if all(_joined(name, each) in self._own and id(own[each]) in self._alone for each in own):
-                found[name] = module
+                found[name] = [module]
+            elif list(own) == ["weight"]:
+                tied.setdefault(id(module.weight), []).append(module)
+        for name, module in self._model.named_modules():
+            pair = tied.get(id(getattr(module, "weight", None)), [])
+            if _joined(name, "weight") in self._own and _is_tied_pair(pair, self._owners):
+                found[name] = sorted(pair, key=is_table)  # the linear layer first
         return found
 
     def _scales(self) -> dict[str, Any]:
@@ -141,43 +156,40 @@ class _Pass:
                 found[name] = module
         return found
 
-    def _probed(self, layers: dict[str, Any], sample: Batch) -> dict[str, list[_Call]]:
+    def _probed(self, layers: list[Any], sample: Batch) -> dict[Any, list[_Call]]:
         """How each layer is called by the forward pass; torch's attention has one that it never calls.
 
         A first dimension of another meaning than samples is of the right size for one number of samples at most, so
         two numbers are tried.
         """
-        seen: dict[str, list[_Call]] = {}
+        seen: dict[Any, list[_Call]] = {}
 
-        def noting(name: str, count: int) -> Hook:
+        def noting(count: int) -> Hook:
             def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
                 if not inputs or not isinstance(outputs, Tensor):
-                    seen.setdefault(name, []).append(_Call(False, False, ()))
+                    seen.setdefault(layer, []).append(_Call(False, False, ()))
                     return
                 given = inputs[0].detach()
                 by_sample = given.dim() > 0 and len(given) == count and len(outputs) == count
                 names = scale_parameters(layer, given, outputs.detach())
-                seen.setdefault(name, []).append(_Call(is_over_tokens(layer, given, count), by_sample, names))
+                seen.setdefault(layer, []).append(_Call(is_over_tokens(layer, given, count), by_sample, names))
 
             return hook
 
         for count in PROBES:
             several = sample.take(torch.zeros(count, dtype=torch.int64))
-            hooks = [(layer, noting(name, count)) for name, layer in layers.items()]
-            outputs, _ = self._forward(several, hooks)
+            outputs, _ = self._forward(several, [(layer, noting(count)) for layer in dict.fromkeys(layers)])
             self.answers = outputs.numel() // count
         return seen
 
-    def _readable(
-        self, scales: dict[str, Any], calls: dict[str, list[_Call]]
-    ) -> dict[str, tuple[Any, tuple[str, ...]]]:
+    def _readable(self, scales: dict[str, Any], calls: dict[Any, list[_Call]]) -> dict[str, tuple[str, ...]]:
         """Layers that see samples along the first dimension whenever they are called, and which scales they have."""
         found = {}
         for name, layer in scales.items():
-            own = calls.get(name, [])
+            own = calls.get(layer, [])
             names = tuple(each for each in (own[0].scales if own else ()) if _joined(name, each) in self._own)
             if names and all(call.by_sample and call.scales == own[0].scales for call in own):
-                found[name] = (layer, names)
+                found[name] = names
         return found
 
     def _forward(self, batch: Batch, hooks: list[tuple[Any, Hook]]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -195,7 +207,7 @@ class _Pass:
     def add(self, batch: Batch, loss: Loss, generator: torch.Generator, *, scale: float) -> None:
         """One more part of the data; gradients are taken times ``scale``."""
         self._samples, self._of_samples = len(batch), {}
-        hooks = [(layer, self._watch(name)) for name, layer in self._layers.items()]
+        hooks = [(layer, self._watch(block, layer)) for block in self.blocks for layer in self._layers[block.name]]
         hooks += [(layer, self._watch_scales(name)) for name, layer in self._scaling.items()]
         outputs, tensors = self._forward(batch, hooks)
         drawn = loss.sampled_gradients(outputs.detach(), batch.targets, generator)
@@ -209,19 +221,27 @@ class _Pass:
             elif name in self._squares and gradient is not None:
                 self._squares[name] += gradient.square()
 
-    def _watch(self, name: str) -> Hook:
-        block = next(block for block in self.blocks if block.name == name)
+    def _watch(self, block: Block, watched: Any) -> Hook:
+        of_inputs, of_outputs = self._inputs[block.name], self._outputs[block.name]
+        terms = block.terms
+        if len(self._layers[block.name]) == 2:  # the last term is the table's, which has its rows where z is, W = W'
+            of_inputs, of_outputs = (of_inputs[:-1], of_outputs[:-1])
+            terms -= 1
+            if is_table(watched):
+                of_inputs, of_outputs = self._outputs[block.name][-1:], self._inputs[block.name][-1:]
+                terms = 1
 
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             given = inputs[0].detach()
             if isinstance(layer, nn.Embedding):
-                self._inputs[name][0] += counts_of(layer, given)
+                counts = counts_of(layer, given)
+                (of_inputs[0] if of_inputs.dim() == 2 else of_inputs[0].diagonal()).add_(counts)
             else:
-                self._add(self._inputs[name], self._apart(block, rows_of(layer, given)))
+                self._add(of_inputs, self._apart(terms, rows_of(layer, given)))
 
             def backward(gradient: Tensor) -> None:
-                parts = self._apart(block, columns_of(layer, gradient, given))
-                self._add(self._outputs[name], [part / (len(part) / self._samples) ** 0.5 for part in parts])
+                parts = self._apart(terms, columns_of(layer, gradient, given))
+                self._add(of_outputs, [part / (len(part) / self._samples) ** 0.5 for part in parts])
 
             # A tensor's own hook sees the gradient of this value even where a later layer works in place.
             outputs.register_hook(backward)  # type: ignore[no-untyped-call]
@@ -248,9 +268,9 @@ class _Pass:
         for total, part in zip(totals, parts, strict=True):
             total += part.T @ part if total.dim() == 2 else part.square().sum(dim=0)
 
-    def _apart(self, block: Block, rows: Tensor) -> list[Tensor]:
+    def _apart(self, terms: int, rows: Tensor) -> list[Tensor]:
         """The rows of all positions; of two terms, each sample's mean times the root of P, and the rows without it."""
-        if block.terms == 1:
+        if terms == 1:
             return [rows]
         rows = rows.reshape(self._samples, -1, rows.shape[1])
         mean = rows.mean(dim=1, keepdim=True)
@@ -277,20 +297,27 @@ class _Call:
         self.over_tokens, self.by_sample, self.scales = over_tokens, by_sample, scales
 
 
-def _owned_once(model: nn.Module) -> set[int]:
-    """The parameters that only one layer has."""
+def _owners(model: nn.Module) -> dict[int, int]:
+    """How many layers have each parameter."""
     owners: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    return {own for own, count in owners.items() if count == 1}
+    return owners
 
 
-def _block(name: str, layer: Any, calls: list[_Call]) -> Block:
+def _is_tied_pair(layers: list[Any], owners: dict[int, int]) -> bool:
+    """Whether these are a table and a linear layer, and nobody else has their weight."""
+    kinds = sorted(type(layer) is nn.Linear for layer in layers)
+    return kinds == [False, True] and any(map(is_table, layers)) and owners[id(layers[0].weight)] == 2
+
+
+def _block(name: str, layers: list[Any], calls: dict[Any, list[_Call]]) -> Block:
     """Two terms where it is called once, with samples along the first dimension and tokens of theirs along others."""
-    shape = product_shape(layer)
+    layer, shape = layers[0], product_shape(layers[0])
     assert shape is not None
-    terms = 2 if [call.over_tokens for call in calls] == [True] * len(PROBES) else 1
-    return Block(name, *shape[:3], terms, shape.transposed, "i" if is_table(layer) else "")
+    terms = 2 if [call.over_tokens for call in calls[layer]] == [True] * len(PROBES) else 1
+    table = is_table(layer)
+    return Block(name, *shape[:3], terms + len(layers) - 1, shape.transposed, "i" if table else "")
 
 
 def _affordable(blocks: list[Block]) -> tuple[Block, ...]:

@@ -44,7 +44,8 @@ Filter = Callable[[Tensor, Sequence[str]], Tensor]
 class Block:
     """A layer whose curvature is a Kronecker product, or a sum of them: its name, and the sides of the two factors.
 
-    ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens;
+    ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens, and one more
+    where its weight is an embedding's, too;
     ``transposed`` says that the weight is kept inputs first; ``diagonal`` has an "i" or an "o" for a factor of inputs
     or outputs that is a diagonal.
     """

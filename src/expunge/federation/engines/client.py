@@ -108,8 +108,9 @@ class Client:
         chosen = self._drawn(task.draw, task.exclude)
         task.model.write_to(bench.model)
         bench.model.train()
-        if len(chosen) == 1:  # one sample has no batch statistics: the model's own are used
-            for norm in self._norms(bench.model):
+        together = self._norms(bench.model, task.model)
+        for norm in self._norms(bench.model):  # one sample has no batch statistics, and what stays here stays as it is
+            if len(chosen) == 1 or norm not in together:
                 norm.eval()
         bench.begin(task.optimiser)
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
@@ -137,7 +138,8 @@ class Client:
                 f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."
             ) from problem
         update = self._boost * (after.parameters - task.model.parameters)
-        return Trained(update, after.buffers, count, steps, cost, bench.moments)
+        buffers = {name: after.buffers[name] for name in task.model.buffers}
+        return Trained(update, buffers, count, steps, cost, bench.moments)
 
     @_perform.register
     def _(self, task: Ascend) -> Trained:
@@ -237,7 +239,7 @@ class Client:
             return Buffers(dict(task.model.buffers), count, 0.0)
         task.model.write_to(self._model)
         self._model.eval()  # dropout off: what is estimated is what evaluation will see, and nothing is random
-        norms = self._norms()
+        norms = self._norms(self._model, task.model)
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.train()
@@ -249,21 +251,26 @@ class Client:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         try:
-            buffers = Snapshot.of(self._model).buffers
+            found = Snapshot.of(self._model).buffers
         except ModelError as problem:
             raise NumericalError(
                 f"Batch-norm statistics overflow at client {self.data.name!r}: the model is left as it was."
             ) from problem
-        return Buffers(buffers, count, FORWARD_COST * len(chosen))
+        return Buffers({name: found[name] for name in task.model.buffers}, count, FORWARD_COST * len(chosen))
 
-    def _norms(self, model: nn.Module | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
-        modules = (model or self._model).modules()
-        return [module for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    def _norms(self, model: nn.Module, sent: Snapshot | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
+        """Its batch-norm layers; of a model that was sent those alone whose statistics came with it."""
+        return [
+            module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and (sent is None or f"{name}.running_mean".lstrip(".") in sent.buffers)
+        ]
 
     def _batches(self, order: Tensor, size: int) -> list[Tensor]:
         """Batches in this order; under batch norm, a last sample on its own joins the batch before."""
         batches = list(torch.split(order, size))
-        if len(batches) > 1 and len(batches[-1]) == 1 and self._norms():
+        if len(batches) > 1 and len(batches[-1]) == 1 and self._norms(self._model):
             batches[-2:] = [torch.cat(batches[-2:])]
         return batches
 

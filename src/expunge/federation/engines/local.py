@@ -10,6 +10,7 @@ from torch import nn
 
 from expunge.core.batch import Forward
 from expunge.core.losses import Loss
+from expunge.core.vectors import shared_copy
 from expunge.errors import RequestError
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.engine import Cost
@@ -60,7 +61,7 @@ class LocalEngine:
             raise RequestError("A federation needs at least one client.")
         self.cost = Cost()
         self.on_round: Callable[[int], None] | None = None
-        workbench = copy.deepcopy(model)  # one for all: they take turns
+        workbench = shared_copy(model)  # one for all: they take turns
         own = None if validation is None else LocalData(validation, "validation", collate)
         self.validation = None if own is None else Client(own, workbench, loss, forward=forward)
         self._clients = {
@@ -77,7 +78,9 @@ class LocalEngine:
         self._known_model: dict[str, str] = {}
         self._benches = (
             [
-                Workbench(copy.deepcopy(model), loss, compiled=compiled, forward=forward)
+                Workbench(
+                    copy.deepcopy(model) if compiled else shared_copy(model), loss, compiled=compiled, forward=forward
+                )
                 for _ in range(min(len(datasets), SIDE_BY_SIDE))
             ]
             if can_record(model)
