@@ -162,6 +162,22 @@ def test_the_same_seed_gives_the_same_factors_and_another_gives_others():
     assert not torch.equal(first, other)
 
 
+def test_what_layers_curve_together_makes_all_of_it_stiffer_along_a_vector_and_never_less():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
+    inputs = torch.randn(40, 4, generator=seeded(), dtype=DOUBLE)
+    curvature, exact = (
+        curvature_of(model, inputs, CrossEntropy(l2=0.1)),
+        gauss_newton(model, inputs, CrossEntropy(l2=0.1)),
+    )
+    strong = torch.linalg.eigh(exact).eigenvectors[:, -1]
+    stiffer = curvature.coupled(strong, exact @ strong)
+    assert stiffer.stiffness > 1.1
+    assert stiffer.quadratic(strong) == pytest.approx(float(strong @ exact @ strong))
+    assert curvature.stiffness == 1.0
+    assert curvature.coupled(strong, 0.1 * strong).stiffness == 1.0
+
+
 @pytest.mark.parametrize("row", [[0.0, 1.0, -2.0], [9.0, 0.0, 1.0], [20.0, 0.0, 0.0]])
 def test_weighted_squares_of_drawn_gradients_are_the_output_hessian(row):
     outputs = torch.tensor([row], dtype=DOUBLE).repeat(20_000, 1)

@@ -25,6 +25,7 @@ their mean. Both are said (``notes``).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -96,6 +97,8 @@ class KroneckerCurvature:
     Args:
         factors: means over all samples.
         layout: where each parameter lies in the flat vector.
+
+    ``stiffness`` is by how much its eigenvalues are taken larger than the factors say.
     """
 
     def __init__(self, factors: Factors, layout: Layout) -> None:
@@ -109,7 +112,7 @@ class KroneckerCurvature:
         )
         if not fits:
             raise DataError("The curvature factors do not fit the model: they are of another architecture.")
-        self._layout = layout
+        self._layout, self.stiffness = layout, 1.0
         self._l2 = max(float(factors.values[-1]), 0.0)  # as below: what is negative was not made by honest samples
         dense = [side for block in factors.blocks for side, diagonal in block.sides if not diagonal]
         self._widest = too_wide(dense, factors.values.device.type)
@@ -174,7 +177,7 @@ class KroneckerCurvature:
             matrix = weight.T if block.transposed else weight
             if block.bias:
                 matrix = torch.cat([matrix, parts[names[1]][:, None]], dim=1)
-            factor = function(eigenvalues + self._l2, names).to(matrix)
+            factor = function(self.stiffness * eigenvalues + self._l2, names).to(matrix)
             factor = of_outputs.spread(of_inputs.spread(factor).T).T
             matrix = of_outputs.analysed(of_inputs.analysed(matrix).T).T * factor
             matrix = of_inputs.composed(of_outputs.composed(matrix.T).T)
@@ -183,8 +186,21 @@ class KroneckerCurvature:
             if block.bias:
                 found[names[1]] = matrix[:, -1]
         for name, diagonal in self._diagonal.items():
-            found[name] = parts[name] * function(diagonal + self._l2, (name,)).to(vector).view_as(parts[name])
+            values = function(self.stiffness * diagonal + self._l2, (name,))
+            found[name] = parts[name] * values.to(vector).view_as(parts[name])
         return self._layout.flatten(found)
+
+    def coupled(self, vector: Tensor, product: Tensor) -> KroneckerCurvature:
+        """The same, stiffer by what the layers curve together along a vector, given the exact product with it.
+
+        What is left out between layers adds up where they all pull at one thing: along a client's pull on a language
+        model the exact ``v'Gv`` was 2.6 times that of its layers one by one. It is never less stiff than before.
+        """
+        own = self._l2 * float(vector @ vector)
+        apart, together = self.quadratic(vector) - own, float(vector @ product) - own
+        other = copy.copy(self)
+        other.stiffness = self.stiffness * max(1.0, together / apart if apart > 0 else 1.0)
+        return other
 
     @property
     def layers(self) -> int:
