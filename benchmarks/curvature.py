@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from expunge.core.batch import Batch
 from expunge.core.curvature import Curvature
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
@@ -47,7 +48,7 @@ def gradient(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def ours(kind: str, model: nn.Module, inputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
     snapshot = Snapshot.of(model)
-    curvature = Curvature(model, snapshot, inputs, targets, CrossEntropy(), kind=kind, chunk_size=CHUNK)
+    curvature = Curvature(model, snapshot, Batch.of(inputs, targets), CrossEntropy(), kind=kind, chunk_size=CHUNK)
     return torch.stack([curvature @ vector for vector in vectors])
 
 

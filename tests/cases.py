@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from expunge.core.batch import Batch
 from expunge.core.curvature import Curvature
 from expunge.core.losses import CrossEntropy, Loss, SquaredError
 from expunge.core.vectors import Snapshot
@@ -148,7 +149,9 @@ class Case:
     def curvature(self, kind: str, **options: object) -> Curvature:
         """The operator under test."""
         options = {"chunk_size": self.chunk_size, **options}
-        return Curvature(self.model, self.snapshot, self.inputs, self.targets, self.loss, kind=kind, **options)
+        return Curvature(
+            self.model, self.snapshot, Batch.of(self.inputs, self.targets), self.loss, kind=kind, **options
+        )
 
     def vectors(self, count: int) -> Tensor:
         return torch.randn(count, self.size, generator=self._generator(4), dtype=torch.float64)

@@ -346,9 +346,10 @@ def test_numbers_are_no_class_labels_and_a_foreign_memory_is_no_memory():
         forget(mlp(), beyond, "ada", damping=0.1)
 
 
-def test_outputs_with_a_third_dimension_are_refused_instead_of_scaled_wrongly():
+def test_outputs_with_a_third_dimension_are_summed_by_sample_and_refused_where_the_labels_do_not_fit():
+    assert CrossEntropy().per_sample(torch.zeros(2, 3, 5), torch.zeros(2, 5, dtype=torch.int64)).shape == (2,)
     with pytest.raises(RequestError, match="one row of class scores"):
-        CrossEntropy().per_sample(torch.zeros(2, 3, 5), torch.zeros(2, 5, dtype=torch.int64))
+        CrossEntropy().per_sample(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.int64))
 
 
 class TestWhichMethodRuns:

@@ -36,6 +36,16 @@ def test_the_code_blocks_run_one_after_another(capsys):
     assert capsys.readouterr().out.startswith("EQUIVALENT")
 
 
+def test_the_code_of_the_page_on_models_runs():
+    names: dict[str, object] = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "models.md").read_text(), re.DOTALL):
+            exec(block, names)
+    assert names["outcome"].succeeded
+    assert names["outcome"].method == "hf-kcu"
+
+
 def build_script():
     spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
     build = importlib.util.module_from_spec(spec)

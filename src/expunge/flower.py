@@ -7,24 +7,27 @@ server_app.py    Recorder(FedAvg(), model=..., store=...)         trains, and ke
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from expunge.core.batch import Forward
 from expunge.core.losses import as_loss
+from expunge.core.vectors import shared_copy
 from expunge.errors import ExpungeError, RequestError, SiteError
 from expunge.federation.engines.client import Client
+from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.flower.app import unlearnable, unlearning_mod
 from expunge.federation.engines.flower.engine import FlowerEngine
 from expunge.federation.engines.flower.recorder import Recorder
 from expunge.federation.engines.flower.site import Site, pairs
-from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.engines.local_data import Collate, Data, LocalData
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
@@ -70,9 +73,11 @@ def forget(
     model: nn.Module,
     samples: Mapping[str, Sequence[int]] | None = None,
     method: str = AUTO,
-    validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
+    validation: Data | None = None,
     loss: object = "cross_entropy",
     l2: float = 0.0,
+    collate: Collate | None = None,
+    forward: Forward | None = None,
     deadline: float = 900.0,
     dry_run: bool = False,
     force: bool = False,
@@ -94,6 +99,8 @@ def forget(
         validation: the server's own data, on which the safety belt then looks at the loss.
         loss: of the validation data.
         l2: of the validation data's loss.
+        collate: makes a batch of validation samples.
+        forward: how the model is run on such a batch.
         deadline: seconds that one message round may take.
         dry_run: only say what would be done, by which method, and what it would cost at most; no site is asked to work.
         force: even by a method whose model is known to remember (``do-nothing``, ``hf-kcu-paper``).
@@ -108,7 +115,7 @@ def forget(
             "use a method that forgets, or force=True."
         )
     own, request = StateStore(store), Request.of(sites, samples)
-    asked = _described(request, method, options, _digest(validation, loss, l2))
+    asked = _described(request, method, options, _digest(validation, loss, l2, collate))
     with own.alone():
         for name in set(request.clients) & set(own.book.departed):
             raise RequestError(f"Site {name!r} was forgotten already.")
@@ -119,7 +126,7 @@ def forget(
                 f"A request to forget {unfinished} is unfinished in {own.folder}: resume() or abandon() it."
             )
         _require_same_validation(own, asked["validation"])
-        work = _Work(grid, own, model, asked, _validation(validation, model, loss, l2), deadline)
+        work = _Work(grid, own, model, asked, _validation(validation, model, loss, l2, collate, forward), deadline)
         return work.dry_run() if dry_run else work.run()
 
 
@@ -128,9 +135,11 @@ def resume(
     *,
     store: str | Path,
     model: nn.Module,
-    validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
+    validation: Data | None = None,
     loss: object = "cross_entropy",
     l2: float = 0.0,
+    collate: Collate | None = None,
+    forward: Forward | None = None,
     deadline: float = 900.0,
 ) -> Outcome:
     """Finish a request that a crash or an error has cut off: the same result as if nothing had happened.
@@ -141,8 +150,10 @@ def resume(
     with own.alone():
         if own.book.pending is None:
             raise RequestError(f"Nothing is unfinished in {own.folder}.")
-        _require_same_validation(own, _digest(validation, loss, l2))
-        return _Work(grid, own, model, own.book.pending, _validation(validation, model, loss, l2), deadline).run()
+        _require_same_validation(own, _digest(validation, loss, l2, collate))
+        return _Work(
+            grid, own, model, own.book.pending, _validation(validation, model, loss, l2, collate, forward), deadline
+        ).run()
 
 
 def abandon(store: str | Path) -> None:
@@ -178,7 +189,7 @@ def work(
             grid,
             deadline=deadline,
             wait_for=needed,
-            validation=_validation(data, own.model(), own.loss, own.l2),
+            validation=_validation(data, own.model(), own.loss, own.l2, own.collate, own.forward),
             on_round=lambda done: _log.info("expunge: message round %d of forgetting is done", done),
             trained_with=store.book.counts,
         )
@@ -295,21 +306,29 @@ def _plain(value: Any) -> Any:
 
 
 def _validation(
-    data: tuple[Tensor, Tensor] | MapStyleDataset | None, model: nn.Module, loss: object, l2: float
+    data: Data | None,
+    model: nn.Module,
+    loss: object,
+    l2: float,
+    collate: Collate | None,
+    forward: Forward | None,
 ) -> Client | None:
     if data is None:
         return None
-    return Client(LocalData(data, "validation"), copy.deepcopy(model), as_loss(loss, l2))
+    own, trained_with = LocalData(data, "validation", collate), as_loss(loss, l2)
+    require_fitting(model, own, trained_with, forward)
+    return Client(own, shared_copy(model), trained_with, forward=forward)
 
 
-def _digest(data: tuple[Tensor, Tensor] | MapStyleDataset | None, loss: object, l2: float) -> str | None:
-    """What validation data and loss are known by: two tensors whole, of a dataset its length, first and last pair."""
+def _digest(data: Data | None, loss: object, l2: float, collate: Collate | None) -> str | None:
+    """What validation data and loss are known by: tensors whole, of a dataset its length, first and last sample."""
     if data is None:
         return None
-    own = LocalData(data, "validation")
-    inputs, targets = own.take(range(len(own)) if isinstance(data, tuple) else [0, len(own) - 1])
+    own = LocalData(data, "validation", collate)
+    batch = own.whole if own.whole is not None else own.take([0, len(own) - 1])
     described = {"samples": len(own), "loss": repr(as_loss(loss, l2))}
-    return Packed({"inputs": inputs, "targets": targets}, described).digest
+    names = ("inputs", "targets") if batch.pair is not None else map(str, count())
+    return Packed(dict(zip(names, batch.tensors(), strict=False)), described).digest
 
 
 def _require_same_validation(store: StateStore, digest: str | None) -> None:

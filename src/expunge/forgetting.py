@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 
-from expunge.auditing.functional import predict
-from expunge.core.losses import CrossEntropy, Loss, as_loss
-from expunge.core.vectors import Snapshot
-from expunge.errors import DataError, RequestError
+from expunge.core.batch import Forward
+from expunge.core.losses import Loss, PerSample, as_loss
+from expunge.core.vectors import Chosen, Snapshot, named_as, shared_copy
+from expunge.errors import DataError, ModelError, RequestError
 from expunge.federation.engines.engine import Engine
+from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.local import LocalEngine
-from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.engines.local_data import Collate, Data
 from expunge.federation.keeping.checkpoints import Checkpoints
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
@@ -27,12 +27,11 @@ from expunge.federation.training.recipe import Recipe
 from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.auto import resolved
 from expunge.unlearning.estimate import Estimate, Size
+from expunge.unlearning.options import StepOptions
 from expunge.unlearning.registry import AUTO, Method, Outcome
 from expunge.unlearning.registry import method as registered
 from expunge.unlearning.rehearsal import require_possible
 from expunge.unlearning.request import Parties, Request
-
-Data = tuple[Tensor, Tensor] | MapStyleDataset
 
 RECORDED_OTHERWISE = {"learning_rate": 1.1, "local_steps": 2.0}
 """By what factor a stated value may differ from the mean that was recorded; steps are counted in several ways."""
@@ -137,6 +136,7 @@ def choose(
     options: Mapping[str, Any] | None = None,
     *,
     sums_only: bool = False,
+    loss: Loss | None = None,
 ) -> Choice:
     """The method of that name with these options; ``auto`` is settled by what was kept while training.
 
@@ -146,9 +146,15 @@ def choose(
         method: any of ``expunge methods``.
         options: of that method; plain values will do.
         sums_only: whether only sums of the clients' replies are seen.
+        loss: of the training, where it is known here: ``auto`` takes Krylov products where it has no factors.
     """
     chosen = registered(method).configured(options or {})
-    return Choice(*resolved(chosen, state, parties, sums_only=sums_only))
+    found, warnings = resolved(chosen, state, parties, sums_only=sums_only)
+    if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
+        shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}
+        krylov = registered("retrace-krylov").configured(shared)
+        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."))
+    return Choice(found, warnings)
 
 
 @overload
@@ -189,6 +195,9 @@ def forget(
     rounds: int | None = None,
     batch_size: int | None = None,
     validation: Data | None = None,
+    collate: Collate | None = None,
+    forward: Forward | None = None,
+    parameters: Chosen | None = None,
     method: str = AUTO,
     progress: bool = True,
     dry_run: bool = False,
@@ -198,11 +207,13 @@ def forget(
 
     Args:
         model: the trained model; it is not changed (``outcome.write_to(model)`` does that).
-        clients: names and data: a pair of tensors or a map-style dataset. A client that leaves may be missing where
-            ``memory`` remembers it.
+        clients: names and data: a pair of tensors, a map-style dataset (of pairs, or of dicts with ``labels``), a
+            DataLoader, or whatever ``LocalData`` takes. A client that leaves may be missing where ``memory``
+            remembers it.
         leaving: clients to forget as a whole.
         samples: indices to forget inside clients that stay.
-        loss: ``"cross_entropy"``, ``"squared_error"`` or a plain ``nn.CrossEntropyLoss()``.
+        loss: ``"cross_entropy"``, ``"binary_cross_entropy"``, ``"squared_error"``, ``"mean_squared_error"``, one of
+            torch's loss modules, a ``Loss``, or a function of outputs and targets that gives one number a sample.
         l2: the training's L2 factor (weight decay).
         memory: what was recorded while training, with the training's recipe; it is checked against the model.
         checkpoints: global models of the training's way (or their state dicts) by the number of rounds before them:
@@ -213,6 +224,10 @@ def forget(
         rounds: of the training; by default as many as the memory recorded.
         batch_size: of the training, for a recovery round or a short one after a long step; 64 where it is not given.
         validation: samples of your own: how long a step may be is then decided on them, not on the clients' word.
+        collate: makes a batch of samples, for instance by padding; a DataLoader's own, or torch's, by default.
+        forward: ``forward(model, batch)`` gives the outputs, where calling the model with the inputs does not.
+        parameters: those that were trained together, where they are not all that are trainable (adapters, a body
+            without its heads): names of parameters or of layers, or a function of a name; the memory's by default.
         method: its name; ``auto`` is retrace where the memory has a vector of everybody who leaves, or where there are
             checkpoints to replay from, else hf-kcu.
         progress: show a bar while it works, on a terminal.
@@ -233,13 +248,19 @@ def forget(
     schedule = _schedule(memory, learning_rate, local_steps, rounds, batch_size)
     if memory is not None and recipe not in (None, memory.recipe):
         raise RequestError("The memory knows another recipe than the one given here: give it to Memory(model, recipe).")
-    way = None if checkpoints is None else Checkpoints({n: _snapshot(model, own) for n, own in checkpoints.items()})
-    state = ServerState(Snapshot.of(model), schedule, memory, checkpoints=way, recipe=recipe)
-    engine, request = LocalEngine(model, trained_with, clients, validation=validation), Request.of(leaving, samples)
+    if parameters is None and memory is not None:
+        parameters = memory.parameters
+    trained = Snapshot.of(model, parameters)
+    model = shared_copy(model, trained.layers())
+    way = None if checkpoints is None else Checkpoints({n: _snapshot(trained, own) for n, own in checkpoints.items()})
+    state = ServerState(trained, schedule, memory, checkpoints=way, recipe=recipe)
+    engine = LocalEngine(model, trained_with, clients, validation=validation, collate=collate, forward=forward)
+    request = Request.of(leaving, samples)
     parties = request.parties(engine.clients(), memory.clients if memory is not None else ())
-    choice = choose(state, parties, method, options, sums_only=engine.sums_only)
-    own = {} if validation is None else {"validation": validation}
-    _require_fitting(model, state.model, {**clients, **own}, trained_with)
+    choice = choose(state, parties, method, options, sums_only=engine.sums_only, loss=trained_with)
+    for data in engine.local_data():
+        require_fitting(model, data, trained_with, forward)
+        choice = replace(choice, warnings=(*choice.warnings, *data.warnings))
     if dry_run:
         return choice.dry_run(engine, state, request)
     with progress_bars() if progress else nullcontext() as bars:
@@ -287,42 +308,21 @@ def _schedule(
     return Schedule(learning_rate, local_steps, rounds, size)
 
 
-def _snapshot(model: nn.Module, given: nn.Module | Mapping[str, Tensor]) -> Snapshot:
+def _snapshot(like: Snapshot, given: nn.Module | Mapping[str, Tensor]) -> Snapshot:
     """A checkpoint as a snapshot of this architecture."""
-    if isinstance(given, nn.Module):
-        return Snapshot.of(given)
-    own = copy.deepcopy(model)
+    tensors = given.state_dict() if isinstance(given, nn.Module) else given
     try:
-        own.load_state_dict(dict(given))
-    except RuntimeError as problem:
-        raise DataError(f"A checkpoint is not of this model: {str(problem).splitlines()[0]}") from problem
-    return Snapshot.of(own)
-
-
-def _require_fitting(model: nn.Module, snapshot: Snapshot, clients: Mapping[str, Data], loss: Loss) -> None:
-    """One sample of every client through the model: what does not fit is told in a sentence, before the work."""
-    for name, source in clients.items():
-        inputs, targets = LocalData(source, name).take([0])
-        inputs = inputs.to(snapshot.parameters.device)
-        try:
-            outputs = predict(model, snapshot, inputs)
-        except (RuntimeError, IndexError, TypeError) as problem:
-            reason = str(problem).splitlines()[0]
-            raise DataError(f"The model cannot take the data of client {name!r}: {reason}") from problem
-        labels = source[1] if isinstance(source, tuple) else targets
-        if not isinstance(loss, CrossEntropy):
-            continue
-        if labels.is_floating_point():
-            raise DataError(
-                f"Client {name!r} has numbers where cross-entropy needs class labels: "
-                "use loss='squared_error' for regression, or labels.long()."
-            )
-        if outputs.dim() == 2:
-            low, high = int(labels.min()), int(labels.max())
-            if low < 0 or high >= outputs.shape[1]:
-                raise DataError(
-                    f"Client {name!r} has labels {low} to {high}, but the model tells {outputs.shape[1]} classes apart."
-                )
+        parameters = like.layers().flatten(tensors).to(like.parameters)
+    except ModelError as problem:
+        raise DataError(f"A checkpoint is not of this model: {problem}") from problem
+    names = named_as(like.buffers, tensors)
+    for name in like.buffers:
+        if "running_" in name and name not in names:
+            raise DataError(f"A checkpoint is not of this model: {name!r} is missing, and statistics belong to it.")
+    buffers = {name: tensors[names[name]].to(own) if name in names else own for name, own in like.buffers.items()}
+    found = replace(like, parameters=parameters, buffers=buffers)
+    found.require_finite()
+    return found
 
 
 def _seconds(engine: Engine, state: ServerState, parties: Parties, estimate: Estimate | None) -> float | None:

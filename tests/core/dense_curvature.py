@@ -4,7 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from expunge.core.kronecker import KroneckerCurvature, kronecker_factors
+from expunge.core.batch import Batch
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
 
@@ -15,8 +17,15 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def labelled(inputs: Tensor) -> Batch:
+    """Of the labels nothing is looked at."""
+    return Batch.of(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+
+
 def curvature_of(model: nn.Module, inputs: Tensor, loss, seed: int = 0) -> KroneckerCurvature:
-    return KroneckerCurvature(kronecker_factors(model, Snapshot.of(model), inputs, loss, seed=seed), Layout.of(model))
+    return KroneckerCurvature(
+        kronecker_factors(model, Snapshot.of(model), labelled(inputs), loss, seed=seed), Layout.of(model)
+    )
 
 
 def dense(curvature: KroneckerCurvature, size: int, function=lambda e, _: e) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from cases import CASES, LARGE_CASES, Case, MultiheadAttention, case
+from expunge.core.batch import Batch
 from expunge.core.curvature import KINDS, Curvature, require_evaluation_mode
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
@@ -119,7 +120,7 @@ def test_data_that_is_held_anyway_does_not_count_against_the_budget() -> None:
     inputs, targets = torch.ones(64, 1000).double(), torch.zeros(64, dtype=torch.int64)
     derivatives = 64 * 2002 * 8
     options = {"chunk_size": 1, "budget_bytes": derivatives + inputs.numel() * 8}
-    curvature = Curvature(model, Snapshot.of(model), inputs, targets, CrossEntropy(), **options)
+    curvature = Curvature(model, Snapshot.of(model), Batch.of(inputs, targets), CrossEntropy(), **options)
     assert curvature.kept_chunks == 64
 
 
@@ -130,7 +131,13 @@ def test_the_derivatives_that_chunks_keep_count_against_the_budget(kind) -> None
     inputs, targets = torch.ones(64, 1000), torch.zeros(64, dtype=torch.int64)
     budget = 10 * 10_010 * 4
     curvature = Curvature(
-        model, Snapshot.of(model), inputs, targets, CrossEntropy(), kind=kind, chunk_size=1, budget_bytes=budget
+        model,
+        Snapshot.of(model),
+        Batch.of(inputs, targets),
+        CrossEntropy(),
+        kind=kind,
+        chunk_size=1,
+        budget_bytes=budget,
     )
     assert 1 <= curvature.kept_chunks <= 10
 
@@ -160,7 +167,11 @@ def test_the_snapshot_decides_not_the_models_own_weights() -> None:
     problem = case("mlp")
     v = problem.vectors(1)[0]
     at_model = Curvature(
-        problem.model, Snapshot.of(problem.model), problem.inputs, problem.targets, problem.loss, kind="hessian"
+        problem.model,
+        Snapshot.of(problem.model),
+        Batch.of(problem.inputs, problem.targets),
+        problem.loss,
+        kind="hessian",
     )
     assert relative_error(at_model @ v, problem.dense("hessian") @ v) > 1e-3
 
@@ -194,12 +205,12 @@ def test_curvature_itself_refuses_training_mode_and_one_layer_is_enough(layer: n
     model = nn.Sequential(nn.Linear(2, 3), layer).eval()
     layer.train()
     with pytest.raises(ModelError, match="'1'"):
-        Curvature(model, Snapshot.of(model), torch.ones(2, 2), torch.zeros(2, 3), SquaredError())
+        Curvature(model, Snapshot.of(model), Batch.of(torch.ones(2, 2), torch.zeros(2, 3)), SquaredError())
 
 
 def test_training_mode_without_chance_is_fine() -> None:
     model = nn.Linear(2, 1, bias=False).train()
-    curvature = Curvature(model, Snapshot.of(model), torch.ones(1, 2), torch.zeros(1, 1), SquaredError())
+    curvature = Curvature(model, Snapshot.of(model), Batch.of(torch.ones(1, 2), torch.zeros(1, 1)), SquaredError())
     assert torch.equal(curvature @ torch.ones(2), torch.full((2,), 2.0))
 
 
@@ -219,13 +230,14 @@ def test_training_mode_without_chance_is_fine() -> None:
 def test_bad_requests_are_refused_before_any_product(changes: dict, error: type[ExpungeError]) -> None:
     model = nn.Linear(2, 1)
     sound = {"snapshot": Snapshot.of(model), "inputs": torch.ones(3, 2), "targets": torch.zeros(3, 1)}
+    wanted = sound | changes
     with pytest.raises(error):
-        Curvature(model, loss=SquaredError(), **(sound | changes))
+        Curvature(model, loss=SquaredError(), batch=Batch.of(wanted.pop("inputs"), wanted.pop("targets")), **wanted)
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (3, 1), (1, 3), ()])
 def test_vectors_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     model = nn.Linear(2, 1)
-    curvature = Curvature(model, Snapshot.of(model), torch.ones(3, 2), torch.zeros(3, 1), SquaredError())
+    curvature = Curvature(model, Snapshot.of(model), Batch.of(torch.ones(3, 2), torch.zeros(3, 1)), SquaredError())
     with pytest.raises(RequestError, match="length 3"):
         _ = curvature @ torch.ones(shape)

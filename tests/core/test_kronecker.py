@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from cases import CASES, LARGE_CASES, Case, case
-from core.dense_curvature import DOUBLE, cosine, curvature_of, dense, gauss_newton, seeded
-from expunge.core.kronecker import Block, Factors, KroneckerCurvature, kronecker_factors
+from core.dense_curvature import DOUBLE, cosine, curvature_of, dense, gauss_newton, labelled, seeded
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import Block, Factors, KroneckerCurvature
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
@@ -30,7 +31,7 @@ def test_least_squares_is_exact_up_to_the_drawn_targets(bias):
 def test_the_inputs_factor_is_not_drawn_at_all():
     model = nn.Linear(4, 2).double().eval()
     inputs = torch.randn(7, 4, generator=seeded(), dtype=DOUBLE)
-    factors = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
     rows = torch.cat([inputs, torch.ones(7, 1, dtype=DOUBLE)], dim=1)
     expected = (rows.T @ rows / 7)[tuple(torch.triu_indices(5, 5))]
     torch.testing.assert_close(factors.values[:15], expected)
@@ -43,7 +44,7 @@ def test_the_outputs_factor_of_a_softmax_is_its_hessian(sure):
     model = nn.Linear(4, 3).double().eval()
     model.weight.data *= sure
     inputs = torch.randn(9, 4, generator=seeded(), dtype=DOUBLE)
-    factors = kronecker_factors(model, Snapshot.of(model), inputs.repeat(2000, 1), CrossEntropy())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(inputs.repeat(2000, 1)), CrossEntropy())
     with torch.no_grad():
         p = model(inputs).softmax(dim=1)
     exact = (torch.diag_embed(p) - p[:, :, None] * p[:, None]).mean(dim=0)[tuple(torch.triu_indices(3, 3))]
@@ -53,10 +54,10 @@ def test_the_outputs_factor_of_a_softmax_is_its_hessian(sure):
 def test_drawn_targets_do_not_depend_on_the_process_s_default_type():
     model = nn.Linear(4, 3).double().eval()
     inputs = torch.randn(30, 4, generator=seeded(), dtype=DOUBLE)
-    one = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy())
+    one = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
     torch.set_default_dtype(DOUBLE)
     try:
-        other = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy())
+        other = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(one.values, other.values)
@@ -67,7 +68,7 @@ def test_every_architecture_has_factors_that_fit_it(problem: Case):
     model = copy.deepcopy(problem.model)
     problem.snapshot.write_to(model)
     model.eval()
-    factors = kronecker_factors(model, problem.snapshot, problem.inputs, problem.loss)
+    factors = kronecker_factors(model, problem.snapshot, labelled(problem.inputs), problem.loss)
     curvature = KroneckerCurvature(factors, problem.snapshot.layers())
     vector = torch.randn(problem.size, generator=seeded(), dtype=DOUBLE)
     same = curvature.apply(lambda e, _: torch.ones_like(e), vector)
@@ -115,7 +116,10 @@ def test_work_in_place_after_a_layer_changes_nothing():
     plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double().eval()
     in_place = copy.deepcopy(plain)
     in_place[1] = nn.ReLU(inplace=True)
-    found = [kronecker_factors(model, Snapshot.of(plain), inputs, CrossEntropy()).values for model in (plain, in_place)]
+    found = [
+        kronecker_factors(model, Snapshot.of(plain), labelled(inputs), CrossEntropy()).values
+        for model in (plain, in_place)
+    ]
     assert torch.equal(*found)
 
 
@@ -123,14 +127,14 @@ def test_attention_s_projection_and_shared_weights_are_left_to_the_diagonal():
     attention, tied = case("multihead-attention"), case("tied")
     for problem, names in ((attention, {"classifier"}), (tied, set())):
         model = copy.deepcopy(problem.model).eval()
-        factors = kronecker_factors(model, problem.snapshot, problem.inputs, problem.loss)
+        factors = kronecker_factors(model, problem.snapshot, labelled(problem.inputs), problem.loss)
         assert {block.name for block in factors.blocks} == names
 
 
 def test_frozen_layers_are_not_touched():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).double().eval()
     model[0].weight.requires_grad_(False)
-    factors = kronecker_factors(model, Snapshot.of(model), torch.randn(5, 3, dtype=DOUBLE), CrossEntropy())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(torch.randn(5, 3, dtype=DOUBLE)), CrossEntropy())
     assert [block.name for block in factors.blocks] == ["1"]
     KroneckerCurvature(factors, Layout.of(model))
 
@@ -139,8 +143,8 @@ def test_chunks_add_up_and_clients_can_be_averaged():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
     snapshot, inputs = Snapshot.of(model), torch.randn(600, 4, generator=seeded(), dtype=DOUBLE)
-    whole = kronecker_factors(model, snapshot, inputs, CrossEntropy())
-    parts = [kronecker_factors(model, snapshot, part, CrossEntropy()) for part in inputs.split((450, 150))]
+    whole = kronecker_factors(model, snapshot, labelled(inputs), CrossEntropy())
+    parts = [kronecker_factors(model, snapshot, labelled(part), CrossEntropy()) for part in inputs.split((450, 150))]
     mean = 0.75 * parts[0].values + 0.25 * parts[1].values
     inputs_only = slice(0, 15)
     torch.testing.assert_close(mean[inputs_only], whole.values[inputs_only])
@@ -151,26 +155,42 @@ def test_the_same_seed_gives_the_same_factors_and_another_gives_others():
     model = nn.Linear(4, 3).double().eval()
     inputs = torch.randn(20, 4, dtype=DOUBLE)
     first, again, other = (
-        kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy(), seed=seed).values for seed in (3, 3, 4)
+        kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy(), seed=seed).values
+        for seed in (3, 3, 4)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
+def test_what_layers_curve_together_makes_all_of_it_stiffer_along_a_vector_and_never_less():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
+    inputs = torch.randn(40, 4, generator=seeded(), dtype=DOUBLE)
+    curvature, exact = (
+        curvature_of(model, inputs, CrossEntropy(l2=0.1)),
+        gauss_newton(model, inputs, CrossEntropy(l2=0.1)),
+    )
+    strong = torch.linalg.eigh(exact).eigenvectors[:, -1]
+    stiffer = curvature.coupled(strong, exact @ strong)
+    assert stiffer.stiffness > 1.1
+    assert stiffer.quadratic(strong) == pytest.approx(float(strong @ exact @ strong))
+    assert curvature.stiffness == 1.0
+    assert curvature.coupled(strong, 0.1 * strong).stiffness == 1.0
+
+
 @pytest.mark.parametrize("row", [[0.0, 1.0, -2.0], [9.0, 0.0, 1.0], [20.0, 0.0, 0.0]])
 def test_weighted_squares_of_drawn_gradients_are_the_output_hessian(row):
     outputs = torch.tensor([row], dtype=DOUBLE).repeat(20_000, 1)
-    drawn, weights = CrossEntropy().sampled_targets(outputs, seeded())
+    gradients = CrossEntropy().sampled_gradients(outputs, torch.zeros(20_000, dtype=torch.int64), seeded())
     p = outputs[0].softmax(0)
-    gradients = p - torch.eye(3, dtype=DOUBLE)[drawn]
-    found = torch.einsum("n,ni,nj->ij", weights, gradients, gradients) / len(drawn)
+    found = gradients.T @ gradients / len(gradients)
     exact = torch.diag(p) - torch.outer(p, p)
     assert float((found - exact).norm() / exact.norm()) < 0.02  # also where the model is sure of itself
 
 
 def test_what_does_not_fit_is_refused():
     model = nn.Linear(4, 3).double().eval()
-    factors = kronecker_factors(model, Snapshot.of(model), torch.randn(5, 4, dtype=DOUBLE), CrossEntropy())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(torch.randn(5, 4, dtype=DOUBLE)), CrossEntropy())
     with pytest.raises(DataError, match="another architecture"):
         KroneckerCurvature(factors, Layout.of(nn.Linear(4, 2)))
     with pytest.raises(DataError, match="another architecture"):
@@ -179,11 +199,13 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(DataError, match="another architecture"):
             KroneckerCurvature(Factors(values, (Block("", 5, 3, True, terms),)), Layout.of(model))
     with pytest.raises(DataError, match="at least one sample"):
-        kronecker_factors(model, Snapshot.of(model), torch.empty(0, 4, dtype=DOUBLE), CrossEntropy())
+        kronecker_factors(model, Snapshot.of(model), labelled(torch.empty(0, 4, dtype=DOUBLE)), CrossEntropy())
     with pytest.raises(RequestError, match="one row of class scores"):
-        kronecker_factors(model, Snapshot.of(model), torch.ones(2, 5, 4, dtype=DOUBLE), CrossEntropy())
+        kronecker_factors(model, Snapshot.of(model), labelled(torch.ones(2, 5, 4, dtype=DOUBLE)), CrossEntropy())
     with pytest.raises(NumericalError, match="NaN"):
-        kronecker_factors(model, Snapshot.of(model), torch.full((2, 4), torch.nan, dtype=DOUBLE), CrossEntropy())
+        kronecker_factors(
+            model, Snapshot.of(model), labelled(torch.full((2, 4), torch.nan, dtype=DOUBLE)), CrossEntropy()
+        )
     with pytest.raises(ModelError, match="training mode"):
         kronecker_factors(
             Normed().double().train(), Snapshot.of(Normed().double()), torch.randn(2, 1, 3, 3), CrossEntropy()
@@ -194,7 +216,7 @@ def test_negative_curvature_of_a_liar_does_not_make_the_step_longer():
     """No honest samples make a negative diagonal, eigenvalue or l2; taken as they are they would blow the filter up."""
     model = Normed().double().eval()
     inputs = torch.randn(12, 1, 3, 3, generator=seeded(), dtype=DOUBLE)
-    factors = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
     vector = torch.randn(Layout.of(model).size, generator=seeded(), dtype=DOUBLE)
     for lie in (slice(-1, None), slice(-7, -1), slice(None)):
         values = factors.values.clone()

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from cases import case
-from core.dense_curvature import DOUBLE, cosine, curvature_of, dense, gauss_newton, seeded
-from expunge.core.kronecker import Block, Factors, KroneckerCurvature, kronecker_factors
+from core.dense_curvature import DOUBLE, cosine, curvature_of, dense, gauss_newton, labelled, seeded
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import Block, Factors, KroneckerCurvature
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 
@@ -62,7 +63,7 @@ def test_a_transformer_s_layers_are_nearer_to_the_dense_matrix_than_independent_
     problem = case("vit-lite")
     model = copy.deepcopy(problem.model)
     problem.snapshot.write_to(model)
-    factors = kronecker_factors(model, problem.snapshot, problem.inputs.repeat(100, 1, 1, 1), problem.loss)
+    factors = kronecker_factors(model, problem.snapshot, labelled(problem.inputs.repeat(100, 1, 1, 1)), problem.loss)
     layout, exact = problem.snapshot.layers(), gauss_newton(model, problem.inputs, problem.loss)
     found = dense(KroneckerCurvature(factors, layout), problem.size)
     sizes = torch.tensor([shape.numel() for _, shape in layout.shapes])
@@ -101,7 +102,7 @@ def test_positions_are_told_from_samples_where_samples_come_first(shape, terms):
     model = Shaped().double().eval()
     count = torch.Size(shape).numel() // 3
     inputs = torch.randn(30, count, 3, generator=seeded(), dtype=DOUBLE)
-    factors = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(inputs), SquaredError())
     assert factors.blocks == (Block("layer", 4, 2, True, terms),)
     rows = torch.cat([inputs, torch.ones(30, count, 1, dtype=DOUBLE)], dim=2)
     if terms == 2:
@@ -155,7 +156,7 @@ def test_where_it_cannot_be_told_whose_a_token_is_positions_are_taken_for_indepe
     model = Calls(how).double().eval()
     inputs = torch.randn(30, 5, 3, generator=seeded(), dtype=DOUBLE)
     inputs[0, 1:] = 0
-    (block,) = kronecker_factors(model, Snapshot.of(model), inputs, SquaredError()).blocks
+    (block,) = kronecker_factors(model, Snapshot.of(model), labelled(inputs), SquaredError()).blocks
     assert block.terms == 1
 
 
@@ -178,9 +179,9 @@ def test_torch_s_own_encoder_has_its_two_layers_over_tokens(padded):
     model = Text().eval()
     tokens = torch.randint(1, 10, (20, 6), generator=seeded())
     tokens[::2, 4:] = 0
-    factors = kronecker_factors(model, Snapshot.of(model), tokens, CrossEntropy())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(tokens), CrossEntropy())
     terms = {block.name: block.terms for block in factors.blocks}
-    assert terms == {"encoder.layers.0.linear1": 2, "encoder.layers.0.linear2": 2, "head": 1}
+    assert terms == {"embedding": 1, "encoder.layers.0.linear1": 2, "encoder.layers.0.linear2": 2, "head": 1}
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -198,8 +199,8 @@ def test_tokens_of_chunks_and_clients_add_up_too():
     torch.manual_seed(0)
     model = OverTokens(torch.linspace(-1, 2, 5), nn.Tanh()).double().eval()
     snapshot, inputs = Snapshot.of(model), torch.randn(600, 5, 3, generator=seeded(), dtype=DOUBLE)
-    whole = kronecker_factors(model, snapshot, inputs, SquaredError())
-    parts = [kronecker_factors(model, snapshot, part, SquaredError()) for part in inputs.split((450, 150))]
+    whole = kronecker_factors(model, snapshot, labelled(inputs), SquaredError())
+    parts = [kronecker_factors(model, snapshot, labelled(part), SquaredError()) for part in inputs.split((450, 150))]
     mean = 0.75 * parts[0].values + 0.25 * parts[1].values
     for inputs_only in (slice(0, 10), slice(13, 23)):  # of what tokens share, and of how they differ
         torch.testing.assert_close(mean[inputs_only], whole.values[inputs_only])
@@ -209,7 +210,7 @@ def test_tokens_of_chunks_and_clients_add_up_too():
 def test_a_liar_s_negative_factors_do_not_make_the_step_longer():
     model = OverTokens(torch.ones(4)).double().eval()
     inputs = torch.randn(12, 4, 3, generator=seeded(), dtype=DOUBLE)
-    factors = kronecker_factors(model, Snapshot.of(model), inputs, CrossEntropy())
+    factors = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
     vector = torch.randn(Layout.of(model).size, generator=seeded(), dtype=DOUBLE)
     for lie in (slice(0, 10), slice(10, 13), slice(13, 23), slice(None)):
         values = factors.values.clone()

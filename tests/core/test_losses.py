@@ -7,7 +7,15 @@ from torch import Tensor, nn
 from torch.func import hessian
 
 from cases import CASES, Case
-from expunge.core.losses import CrossEntropy, Loss, SquaredError, as_loss, objective
+from expunge.core.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Loss,
+    MeanSquaredError,
+    SquaredError,
+    as_loss,
+    objective,
+)
 from expunge.errors import RequestError
 
 OUTPUTS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -26,7 +34,7 @@ def test_per_sample_values_are_their_definitions() -> None:
 @BOTH
 def test_output_hessian_products_are_those_of_the_dense_matrix(loss: Loss, targets: Tensor) -> None:
     vectors = torch.randn(5, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = loss.output_hessian_product(OUTPUTS, vectors)
+    found = loss.output_hessian_product(OUTPUTS, targets, vectors)
     for z, y, v, row in zip(OUTPUTS, targets, vectors, found, strict=True):
         dense = hessian(lambda z, y=y: loss.per_sample(z[None], y[None])[0])(z)
         assert torch.allclose(row, dense @ v, atol=1e-12)
@@ -35,7 +43,7 @@ def test_output_hessian_products_are_those_of_the_dense_matrix(loss: Loss, targe
 def test_confident_logits_give_no_nan() -> None:
     outputs = torch.tensor([[1000.0, -1000.0]])
     assert CrossEntropy().per_sample(outputs, torch.tensor([1])).tolist() == [2000.0]
-    assert CrossEntropy().output_hessian_product(outputs, torch.ones(1, 2)).tolist() == [[0.0, 0.0]]
+    assert CrossEntropy().output_hessian_product(outputs, torch.tensor([1]), torch.ones(1, 2)).tolist() == [[0.0, 0.0]]
 
 
 def test_squared_error_of_one_number_or_of_an_image_a_sample() -> None:
@@ -61,15 +69,25 @@ def test_objective_of_a_union_is_the_mean_weighted_by_samples() -> None:
     assert float(sum(count * value for count, value in parts) / 5) == pytest.approx(float(union), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("cross_entropy", CrossEntropy(0.5)),
-        ("squared_error", SquaredError(0.5)),
-        (nn.CrossEntropyLoss(), CrossEntropy(0.5)),
-        (F.cross_entropy, CrossEntropy(0.5)),
-    ],
-)
+WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0])
+
+READ = [
+    ("cross_entropy", CrossEntropy(0.5)),
+    ("squared_error", SquaredError(0.5)),
+    ("mean_squared_error", MeanSquaredError(0.5)),
+    ("binary_cross_entropy", BinaryCrossEntropy(0.5)),
+    (nn.CrossEntropyLoss(), CrossEntropy(0.5)),
+    (F.cross_entropy, CrossEntropy(0.5)),
+    (nn.CrossEntropyLoss(WEIGHTS, ignore_index=7, label_smoothing=0.1), CrossEntropy(0.5, WEIGHTS, 0.1, 7)),
+    (nn.NLLLoss(WEIGHTS, ignore_index=3), CrossEntropy(0.5, WEIGHTS, ignore_index=3)),
+    (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), BinaryCrossEntropy(0.5, pos_weight=WEIGHTS)),
+    (nn.BCEWithLogitsLoss(WEIGHTS), BinaryCrossEntropy(0.5, WEIGHTS)),
+    (nn.MSELoss(), MeanSquaredError(0.5)),
+    (F.mse_loss, MeanSquaredError(0.5)),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), READ, ids=str)
 def test_losses_by_name_and_from_torch(given: object, expected: Loss) -> None:
     assert as_loss(given, l2=0.5) == expected
 
@@ -82,18 +100,22 @@ def test_a_loss_object_is_itself_and_keeps_its_own_l2() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "reason"),
     [
-        "hinge",
-        None,
-        nn.MSELoss(),
-        nn.CrossEntropyLoss(label_smoothing=0.1),
-        nn.CrossEntropyLoss(weight=torch.ones(2)),
-        nn.CrossEntropyLoss(reduction="sum"),
-        nn.CrossEntropyLoss(ignore_index=0),
+        ("hinge", "not known"),
+        (None, "not known"),
+        (nn.CrossEntropyLoss(reduction="sum"), "not the mean"),
+        (nn.MSELoss(reduction="none"), "not the mean"),
+        (nn.BCELoss(), "leave the sigmoid out"),
+        (F.binary_cross_entropy, "leave the sigmoid out"),
+        (nn.TripletMarginLoss(), "TripletMarginLoss is no sum"),
+        (nn.CTCLoss(), "CTCLoss is no sum"),
+        (nn.CosineEmbeddingLoss(), "CosineEmbeddingLoss is no sum"),
+        (nn.KLDivLoss(reduction="batchmean"), "not the mean"),
+        (nn.CrossEntropyLoss(torch.tensor([-1.0, 1.0])), "must not be negative"),
     ],
     ids=str,
 )
-def test_losses_whose_curvature_would_be_another_are_refused(given: object) -> None:
-    with pytest.raises(RequestError, match="not known"):
+def test_losses_that_are_no_mean_over_samples_are_refused_by_name(given: object, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
         as_loss(given)

@@ -11,7 +11,8 @@ from torch import nn
 from torch.func import functional_call, grad, hessian
 
 from cases import case
-from expunge.core.kronecker import kronecker_factors
+from expunge.core.batch import Batch
+from expunge.core.factors import kronecker_factors
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
@@ -191,7 +192,7 @@ class TestCurvatureFactors:
         model, data = mlp().eval(), samples(30)
         client, at = client_of(model, data), Snapshot.of(model)
         for seed in (4, 5):
-            own = kronecker_factors(model, at, data[0], CrossEntropy(L2), seed=seed)
+            own = kronecker_factors(model, at, Batch.of(*data), CrossEntropy(L2), seed=seed)
             assert torch.equal(client.perform(CurvatureFactors(at, seed)).total, 30 * own.values)
         assert not torch.equal(client.perform(CurvatureFactors(at, 4)).total, 30 * own.values)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from expunge.core.batch import Batch
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
@@ -87,7 +88,7 @@ def test_a_step_is_plain_sgd_with_weight_decay():
     hidden = torch.tanh(inputs @ leaf[0].T + leaf[1])
     value = torch.nn.functional.cross_entropy(hidden @ leaf[2].T + leaf[3], targets)
     expected = [p - 0.3 * (g + 0.1 * p) for p, g in zip(leaf, torch.autograd.grad(value, leaf), strict=True)]
-    Workbench(model, loss, record=False).step(inputs, targets, batch_size=5, learning_rate=0.3)
+    Workbench(model, loss, record=False).step(Batch.of(inputs, targets), batch_size=5, learning_rate=0.3)
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), wanted.detach(), rtol=1e-12, atol=1e-12)
 
@@ -144,9 +145,9 @@ def test_short_batches_weigh_what_they_hold():
     loss, (inputs, targets) = CrossEntropy(l2=0.01), clients(ada=12)["ada"]
     plain, filled = (Workbench(mlp(), loss, record=False) for _ in range(2))
     filled._stream = object()  # as if it were recorded: the step is what lies in its own tensors
-    filled._recorded = lambda rate: partial(filled._descend, filled._inputs, filled._targets, rate, filled._weights)
+    filled._recorded = lambda rate: partial(filled._descend, filled._weighted, rate)
     for size, rate in ((4, 0.1), (4, 0.1), (1, 0.1), (4, 0.1), (3, 0.1), (3, 0.2), (4, 0.2), (2, 0.2)):
         for bench in (plain, filled):
-            bench.step(inputs[:size], targets[:size], batch_size=4, learning_rate=rate)
+            bench.step(Batch.of(inputs[:size], targets[:size]), batch_size=4, learning_rate=rate)
         for own, wanted in zip(filled.model.parameters(), plain.model.parameters(), strict=True):
             torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-12)

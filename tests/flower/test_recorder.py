@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import asdict
 
@@ -12,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedProx, FedTrimmedAvg, Krum
 from torch import nn
+from torch.utils.data import DataLoader
 
 from expunge.errors import DataError, ModelError, RequestError
 from expunge.federation.keeping.state_store import StateStore
@@ -236,3 +238,36 @@ def test_an_app_that_cannot_train_says_so_as_before():
     grid = TrainingGrid({101: Node(unlearnable(ClientApp(), lambda _: site))})
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=101, message_type="train")])
     assert reply.has_error()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: (DataLoader(data, 4), DataLoader(data, 4)), "two DataLoaders: give the one"),
+        (lambda data: [{"pixels": inputs, "label": label} for inputs, label in data], "unexpected keyword argument"),
+        (lambda data: [(inputs, label + 40) for inputs, label in data], "has labels 40 to"),
+    ],
+)
+def test_data_that_could_not_be_used_later_is_refused_in_the_first_round(tmp_path, change, reason):
+    odd = {name: dataclasses.replace(site, data=change(list(site.data))) for name, site in sites().items()}
+    apps = [unlearnable(handlers(plain, mlp), lambda _, name=name: odd[name]) for name, plain in sites().items()]
+    grid = TrainingGrid({101 + number: Node(app) for number, app in enumerate(apps)})
+    with pytest.raises(RequestError, match=rf"Site '\w+' trains, but could not help to forget: .*{reason}"):
+        start(grid, recorder(tmp_path / "store"), rounds=1)
+    assert not StateStore(tmp_path / "store").exists
+
+
+def test_a_loader_of_dicts_is_taken_as_it_is(tmp_path):
+    """The handlers train on pairs; what expunge works on later is a loader of the same samples as dicts."""
+    plain = sites()
+    dicts = {
+        name: dataclasses.replace(
+            site,
+            data=DataLoader([{"input": inputs, "label": label} for inputs, label in site.data], 4, shuffle=True),
+        )
+        for name, site in plain.items()
+    }
+    apps = [unlearnable(handlers(site, mlp), lambda _, name=name: dicts[name]) for name, site in plain.items()]
+    grid = TrainingGrid({101 + number: Node(app) for number, app in enumerate(apps)})
+    start(grid, recorder(tmp_path / "store"), rounds=1)
+    assert StateStore(tmp_path / "store").book.counts == {"ada": 9, "bob": 5, "cyd": 7}

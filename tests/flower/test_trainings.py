@@ -310,8 +310,8 @@ def test_the_docs_site_of_a_simulation_runs_on_a_loader_of_dicts():
     site = names["site"](Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), {}))
     data = site.client().data
     assert (site.name, site.samples) == ("site-1", 9)
-    assert torch.equal(data.take([2, 0])[0], DATA["ada"][0][[2, 0]])
-    assert torch.equal(data.first(4).take([3])[1], DATA["ada"][1][[3]])
+    assert torch.equal(data.take([2, 0]).inputs[0], DATA["ada"][0][[2, 0]])
+    assert torch.equal(data.first(4).take([3]).targets, DATA["ada"][1][[3]])
     with pytest.raises(DataError, match=r"A row has no 'image', but 'img', 'label': name two of these to pairs\(\)"):
         pairs(rows, "image", "label")[0]
 

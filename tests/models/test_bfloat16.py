@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from expunge.core.batch import Batch
 from expunge.core.curvature import Curvature
-from expunge.core.kronecker import kronecker_factors
+from expunge.core.factors import kronecker_factors
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
 from expunge.models import CNN, InBfloat16, ResNet18, ViTLite
@@ -87,11 +88,13 @@ def test_unlearning_sees_the_network_itself_in_float32(network, data):
     vector = torch.randn(inner.parameters.shape, generator=torch.Generator().manual_seed(2))
     for kind in ("ggn", "hessian"):
         own, its = (
-            Curvature(each, at, *data, CrossEntropy(), kind=kind) @ vector
+            Curvature(each, at, Batch.of(*data), CrossEntropy(), kind=kind) @ vector
             for each, at in ((model, outer), (network, inner))
         )
         assert torch.equal(own, its)
-    own, its = (kronecker_factors(each, at, data[0], CrossEntropy()) for each, at in ((model, outer), (network, inner)))
+    own, its = (
+        kronecker_factors(each, at, Batch.of(*data), CrossEntropy()) for each, at in ((model, outer), (network, inner))
+    )
     assert torch.equal(own.values, its.values)
     assert [block.name for block in own.blocks] == [f"network.{block.name}" for block in its.blocks]
     assert len(own.blocks) >= 5

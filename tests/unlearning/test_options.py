@@ -62,6 +62,7 @@ CASES = {
         "source": {"source": "replay"},
         "filter": {"filter": "damped"},
         "correction": {"correction": False},
+        "coupled": {"coupled": True},
         "correction_lengths": {"correction_lengths": (0.0, 0.001)},
         "long_step_ratio": {"long_step_ratio": math.inf},
         "round_lengths": {"round_lengths": (0.0, 0.001)},

@@ -16,7 +16,6 @@ from expunge.auditing.exam import Exam, Samples, Trigger
 from expunge.auditing.given import (
     BATCH,
     TRIED,
-    Data,
     Model,
     answers_of,
     as_module,
@@ -29,8 +28,10 @@ from expunge.auditing.later import judged_later
 from expunge.auditing.measured import Measured
 from expunge.auditing.model_audit import ModelAudit, Panel
 from expunge.auditing.statement import statement
+from expunge.core.batch import Batch, run
 from expunge.core.losses import CrossEntropy, Loss, as_loss, objective
 from expunge.errors import DataError, RequestError
+from expunge.federation.engines.local_data import Data
 from expunge.unlearning.registry import Outcome
 
 
@@ -213,7 +214,7 @@ def _objective(module: nn.Module, samples: Samples, loss: Loss) -> tuple[float, 
     value, total = 0.0, torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
     for part, labels in zip(*(torch.split(own, BATCH) for own in samples), strict=True):
         flat = torch.cat([parameter.reshape(-1) for parameter in parameters])
-        share = objective(loss, module(part), labels, flat) * (len(labels) / len(samples[1]))
+        share = objective(loss, run(module, Batch.of(part)), labels, flat) * (len(labels) / len(samples[1]))
         gradients = torch.autograd.grad(share, parameters, materialize_grads=True)
         value, total = value + share.item(), total + torch.cat([own.reshape(-1) for own in gradients]).double().cpu()
     return value, float(torch.linalg.vector_norm(total))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from expunge.auditing.exam import Answers, Samples, Trigger
 from expunge.auditing.functional import mean_loss
+from expunge.core.batch import Batch, run
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, RequestError
 
@@ -153,7 +154,7 @@ def fine_tuned(
         order = torch.randperm(len(inputs), generator=chance).to(inputs.device)
         for batch in torch.split(order, BATCH):
             descent.zero_grad()
-            F.cross_entropy(model(inputs[batch]), answers[batch]).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(run(model, Batch.of(inputs[batch])), answers[batch]).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), LONGEST)
             descent.step()
     return Snapshot.of(model)

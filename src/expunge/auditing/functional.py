@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from expunge.core.batch import Batch, run
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError
 
@@ -24,7 +24,7 @@ def predict(model: nn.Module, snapshot: Snapshot, inputs: Tensor, batch_size: in
     model.eval()
     try:
         with torch.no_grad():
-            parts = [functional_call(model, tensors, (part,)) for part in torch.split(inputs, batch_size)]
+            parts = [run(model, Batch.of(part), tensors=tensors) for part in torch.split(inputs, batch_size)]
     finally:
         for module, training in modes.items():
             module.training = training

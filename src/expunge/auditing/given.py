@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from expunge.auditing.exam import Samples
+from expunge.core.batch import Batch, run
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ModelError, RequestError
-from expunge.federation.engines.local_data import MapStyleDataset
+from expunge.federation.engines.local_data import Data, MapStyleDataset
 from expunge.unlearning.registry import Outcome
 
 Model = nn.Module | Mapping[str, Tensor] | Outcome
 """A model, its state dict, or what ``expunge.forget`` returned."""
-
-Data = tuple[Tensor, Tensor] | MapStyleDataset
-"""Inputs and class labels, or a map-style dataset of such pairs."""
 
 BATCH = 1024
 TRIED = 64
@@ -83,7 +82,7 @@ def read_samples(source: Data, what: str, device: torch.device) -> Samples:
     """
     if isinstance(source, tuple) and len(source) == 2 and all(isinstance(part, Tensor) for part in source):
         inputs, labels = source
-    elif isinstance(source, tuple | str) or not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+    elif isinstance(source, tuple | str | Mapping) or not _is_map_style(source):
         raise DataError(f"The {what} samples must be a pair of tensors or a map-style dataset.")
     elif len(source) == 0:
         raise DataError(f"There are no {what} samples: give at least one.")
@@ -96,6 +95,10 @@ def read_samples(source: Data, what: str, device: torch.device) -> Samples:
     if not bool(torch.isfinite(inputs).all()):
         raise DataError(f"The {what} samples have a NaN or infinite value: clean them first.")
     return inputs.to(device), labels.long().to(device)
+
+
+def _is_map_style(source: Data) -> TypeGuard[MapStyleDataset]:
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__")
 
 
 def _stacked(source: MapStyleDataset, what: str) -> Samples:
@@ -133,7 +136,4 @@ def answers_of(module: nn.Module, inputs: Tensor) -> Tensor:
         torch.Size([2, 3])
     """
     with torch.no_grad():
-        parts = [module(part) for part in torch.split(inputs, BATCH)]
-    if not all(isinstance(part, Tensor) for part in parts):
-        raise TypeError("its output is no tensor of class scores.")
-    return torch.cat(parts)
+        return torch.cat([run(module, Batch.of(part)) for part in torch.split(inputs, BATCH)])

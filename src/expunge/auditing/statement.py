@@ -22,7 +22,6 @@ from expunge.auditing.evidence import Evidence, Leaning
 from expunge.auditing.exam import Answers, Samples, Trigger
 from expunge.auditing.given import (
     TRIED,
-    Data,
     Model,
     answers_of,
     as_module,
@@ -33,6 +32,7 @@ from expunge.auditing.given import (
 )
 from expunge.core.losses import CrossEntropy
 from expunge.errors import DataError, RequestError
+from expunge.federation.engines.local_data import Data
 
 LIMITS = "Only what was asked can be seen: no trigger that was moved or painted over, no data that looks like others'."
 

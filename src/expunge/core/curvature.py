@@ -1,6 +1,6 @@
 """Products with the Hessian and the generalised Gauss-Newton matrix (GGN) of a mean loss, matrix-free.
 
-For a mean loss ``F(theta) = 1/n sum_j l(z_j(theta), y_j) + l2/2 ||theta||^2``
+For a mean loss ``F(theta) = 1/n sum_j l(z_j(theta), y_j) + l2/2 ||theta||^2``, n the samples or what they count
 
     Hessian  H v = grad (grad F . v)                          (Pearlmutter 1994; reverse over reverse)
     GGN      G v = 1/n sum_j J_j' B_j J_j v + l2 v            (J_j: outputs by parameters, B_j: loss by outputs)
@@ -17,16 +17,14 @@ are refused; piecewise linear networks have H = G + a term that a kink makes use
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from expunge.core.batch import Batch, Forward, aligned, run
 from expunge.core.convolution import lean_convolutions
-from expunge.core.losses import Loss
+from expunge.core.losses import Loss, amount
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, RequestError
 
@@ -54,30 +52,25 @@ def require_evaluation_mode(model: nn.Module) -> None:
             )
 
 
-def differentiable_attention() -> AbstractContextManager[Any]:
-    """Inside it, fused attention runs as plain matrix products, which can be differentiated twice."""
-    return sdpa_kernel(SDPBackend.MATH)
-
-
 class Curvature:
     """The curvature of a mean loss over a dataset at one point, as an operator: ``curvature @ vector``.
 
     Args:
         model: any module in evaluation mode; its own weights are neither read nor changed.
         snapshot: the point theta (and the buffers) at which the curvature is taken.
-        inputs: all inputs, first dimension samples.
-        targets: their targets.
-        loss: cross-entropy or squared error, with L2.
+        batch: all samples.
+        loss: the mean loss, with L2.
         kind: ``ggn`` or ``hessian``.
         reduction: ``mean``, or ``sum``, which is n times the mean, L2 term included (it belongs to every sample).
         chunk_size: samples differentiated together; the last chunk may be smaller, each counts by its size.
         budget_bytes: how much may be kept between products; chunks beyond it are rebuilt at each product.
+        forward: how the model is run, where calling it is not enough.
 
     Example:
         >>> from expunge.core.losses import SquaredError
         >>> model = nn.Linear(2, 1, bias=False)
-        >>> inputs = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-        >>> curvature = Curvature(model, Snapshot.of(model), inputs, torch.zeros(2, 1), SquaredError())
+        >>> batch = Batch.of(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1))
+        >>> curvature = Curvature(model, Snapshot.of(model), batch, SquaredError())
         >>> curvature @ torch.ones(2)
         tensor([0.5000, 2.0000])
     """
@@ -86,32 +79,36 @@ class Curvature:
         self,
         model: nn.Module,
         snapshot: Snapshot,
-        inputs: Tensor,
-        targets: Tensor,
+        batch: Batch,
         loss: Loss,
         *,
         kind: Kind = "ggn",
         reduction: Reduction = "mean",
         chunk_size: int = 128,
         budget_bytes: int = 2 << 30,
+        forward: Forward | None = None,
     ) -> None:
         if kind not in KINDS:
             raise RequestError(f"The curvature {kind!r} is not known: use one of {', '.join(KINDS)}.")
-        if len(inputs) == 0 or len(inputs) != len(targets):
-            raise DataError(f"Curvature needs as many targets as inputs, not {len(targets)} for {len(inputs)}.")
+        if len(batch) == 0:
+            raise DataError("Curvature needs at least one sample.")
         if reduction not in ("mean", "sum"):
             raise RequestError(f"The reduction {reduction!r} is not known: use 'mean' or 'sum'.")
         if chunk_size < 1:
             raise RequestError(f"The chunk size must be at least 1, not {chunk_size}.")
         require_evaluation_mode(model)
-        self.count = len(inputs)
+        batch = aligned(model, batch, forward)
+        self.count = len(batch)
+        self._amount = amount(loss, batch.targets, len(batch))
+        if not self._amount > 0:
+            raise DataError("Curvature needs at least one label that counts.")
         self._scale = 1.0 if reduction == "mean" else float(self.count)
         self.size = snapshot.parameters.numel()
-        self._model, self._snapshot, self._loss = model, snapshot, loss
+        self._model, self._snapshot, self._loss, self._forward = model, snapshot, loss, forward
         self._layout = Layout.of(model)
         self._kind = kind
         self._linearise = self._linearise_ggn if kind == "ggn" else self._linearise_hessian
-        self._chunks = list(zip(torch.split(inputs, chunk_size), torch.split(targets, chunk_size), strict=True))
+        self._chunks = batch.split(chunk_size)
         self._kept: list[Product] = []
         self._keep_within(budget_bytes)
 
@@ -120,10 +117,10 @@ class Curvature:
         if vector.shape != (self.size,):
             raise RequestError(f"The curvature takes vectors of length {self.size}, not {tuple(vector.shape)}.")
         total = torch.zeros_like(vector)
-        for number, (inputs, targets) in enumerate(self._chunks):
-            product = self._kept[number] if number < len(self._kept) else self._linearise(inputs, targets)
+        for number, chunk in enumerate(self._chunks):
+            product = self._kept[number] if number < len(self._kept) else self._linearise(chunk)
             total += product(vector)
-        return self._scale * (total / self.count + self._loss.l2 * vector)
+        return self._scale * (total / self._amount + self._loss.l2 * vector)
 
     @property
     def kept_chunks(self) -> int:
@@ -132,29 +129,30 @@ class Curvature:
 
     def _keep_within(self, budget_bytes: int) -> None:
         """Keep as many chunks' graphs as the budget holds, by the measured size of the first and largest."""
-        held = (*self._chunks[0], self._snapshot.parameters, *self._snapshot.buffers.values())
+        held = (*self._chunks[0].tensors(), self._snapshot.parameters, *self._snapshot.buffers.values())
         meter = _SavedBytes((*held, *self._model.parameters()))
         with meter:
-            first = self._linearise(*self._chunks[0])
+            first = self._linearise(self._chunks[0])
         # Beside what autograd saves, each chunk's product keeps a first derivative of the parameters' size.
         derivative = self._snapshot.parameters.numel() * self._snapshot.parameters.element_size()
         affordable = budget_bytes // (meter.total + derivative)
         if affordable >= 1:
-            self._kept = [first, *(self._linearise(*chunk) for chunk in self._chunks[1:affordable])]
+            self._kept = [first, *(self._linearise(chunk) for chunk in self._chunks[1:affordable])]
 
-    def _outputs(self, inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _outputs(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs at the snapshot and the leaf tensors with respect to which they can be differentiated."""
         leaves = {
             name: part.detach().requires_grad_()
             for name, part in self._layout.unflatten(self._snapshot.parameters).items()
         }
-        with differentiable_attention(), lean_convolutions(at_fixed_point=self._kind == "ggn"):
-            outputs = functional_call(self._model, {**leaves, **self._snapshot.buffers}, (inputs,))
+        with lean_convolutions(at_fixed_point=self._kind == "ggn"):
+            tensors = {**leaves, **self._snapshot.buffers}
+            outputs = run(self._model, batch, self._forward, tensors=tensors, twice=True)
         return outputs, tuple(leaves.values())
 
-    def _linearise_hessian(self, inputs: Tensor, targets: Tensor) -> Product:
-        outputs, leaves = self._outputs(inputs)
-        summed = self._loss.per_sample(outputs, targets).sum()
+    def _linearise_hessian(self, batch: Batch) -> Product:
+        outputs, leaves = self._outputs(batch)
+        summed = self._loss.per_sample(outputs, batch.targets).sum()
         gradient = torch.autograd.grad(summed, leaves, create_graph=True, materialize_grads=True)
 
         def product(vector: Tensor) -> Tensor:
@@ -174,9 +172,8 @@ class Curvature:
 
         return product
 
-    def _linearise_ggn(self, inputs: Tensor, targets: Tensor) -> Product:
-        del targets
-        outputs, leaves = self._outputs(inputs)
+    def _linearise_ggn(self, batch: Batch) -> Product:
+        outputs, leaves = self._outputs(batch)
         # J'u is linear in u, so differentiating it once more, in u, gives J v: forward mode out of two reverses.
         probe = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, leaves, probe, create_graph=True, materialize_grads=True)
@@ -186,7 +183,7 @@ class Curvature:
             parts = tuple(self._layout.unflatten(vector).values())
             used = [(p, part) for p, part in zip(pulled, parts, strict=True) if p.requires_grad]
             (pushed,) = torch.autograd.grad([p for p, _ in used], probe, [part for _, part in used], retain_graph=True)
-            curved = self._loss.output_hessian_product(at_outputs, pushed)
+            curved = self._loss.output_hessian_product(at_outputs, batch.targets, pushed)
             back = torch.autograd.grad(outputs, leaves, curved, retain_graph=True, materialize_grads=True)
             return torch.cat([b.reshape(-1) for b in back])
 

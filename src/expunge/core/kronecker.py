@@ -1,4 +1,4 @@
-"""The Gauss-Newton matrix as Kronecker products, layer by layer: what a single pass over the data can tell of it.
+"""The Gauss-Newton matrix as Kronecker products, layer by layer, diagonalised: any function of it is applied exactly.
 
 A layer's weights act as ``z = W a``, with 1 appended to the inputs a where there is a bias, so the gradient of one
 sample is ``sum over positions of g a'``, with g the gradient in z. Where inputs and gradients are about independent,
@@ -7,8 +7,7 @@ the layer's block of the matrix is (Martens & Grosse 2015; Grosse & Martens 2016
     G ~ (sum of a a' over positions) x (mean of g g' over positions),
 
 an outer product of two small matrices, whose eigenvectors diagonalise it: any function of G is then applied exactly,
-with no solve. The gradients g are those of targets drawn from the model's own predictions, not of the labels: their
-mean square is the Gauss-Newton matrix. What is left out: the curvature between layers.
+with no solve. What is left out: the curvature between layers. `factors.py` makes the two matrices.
 
 That also takes positions for independent. Of a convolution's it is true enough, of a transformer's it is not: tokens
 and their gradients are much alike. With the means over its P positions taken out, a sample's gradient is, exactly,
@@ -19,43 +18,38 @@ so a linear layer over tokens gets two such products (one alone saw down to a te
 out: the curvature between the two, and of the second, which has P - 1 directions, one part in P. Their sum is taken
 by its diagonal in the eigenvectors of the summed factors.
 
-Parameters of other layers (norms, embeddings, grouped convolutions) get the diagonal: with random signs, the gradient
-of a few samples together has, in expectation, the sum of their squares as its square.
+Of an embedding a is one-hot, and ``a a'`` the diagonal of how often each row was looked up. A side that takes too many
+bytes is a diagonal, too; of one that takes too long to diagonalise the strongest directions are, and the others share
+their mean. Both are said (``notes``).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from expunge.core.curvature import differentiable_attention, require_evaluation_mode
-from expunge.core.losses import Loss
-from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import DataError, NumericalError
-
-Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+from expunge.core.eigen import STRONGEST, Basis, basis, diagonal_basis, too_wide
+from expunge.core.vectors import Layout
+from expunge.errors import DataError
 
 Filter = Callable[[Tensor, Sequence[str]], Tensor]
 """A function of eigenvalues, given with the names of the parameters that they belong to; none are named for all."""
-
-CHUNK = 250
-PARTS = 40
-"""At least so many groups of samples estimate a diagonal."""
-PROBES = (1, 3)
-"""So many samples a pass to find out along which dimension a layer sees samples."""
 
 
 @dataclass(frozen=True)
 class Block:
     """A layer whose curvature is a Kronecker product, or a sum of them: its name, and the sides of the two factors.
 
-    ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens. ``last``
-    says that the layer's outputs are the model's own: to scale its parameters is to scale these.
+    ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens, and one more
+    where its weight is an embedding's, too;
+    ``transposed`` says that the weight is kept inputs first; ``diagonal`` has an "i" or an "o" for a factor of inputs
+    or outputs that is a diagonal; ``last`` says that its outputs are the model's own: to scale its parameters is to
+    scale these.
     """
 
     name: str
@@ -63,6 +57,8 @@ class Block:
     outputs: int
     bias: bool
     terms: int = 1
+    transposed: bool = False
+    diagonal: str = ""
     last: bool = False
 
     @property
@@ -72,9 +68,14 @@ class Block:
         return (f"{prefix}weight", f"{prefix}bias") if self.bias else (f"{prefix}weight",)
 
     @property
+    def sides(self) -> tuple[tuple[int, bool], tuple[int, bool]]:
+        """Of inputs and outputs how long they are, and whether their factor is a diagonal."""
+        return (self.inputs, "i" in self.diagonal), (self.outputs, "o" in self.diagonal)
+
+    @property
     def numbers(self) -> int:
         """How many numbers its symmetric factors take."""
-        return self.terms * (_triangle(self.inputs) + _triangle(self.outputs))
+        return self.terms * sum(side if diagonal else triangle(side) for side, diagonal in self.sides)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,36 +86,11 @@ class Factors:
     blocks: tuple[Block, ...]
 
 
-def kronecker_factors(model: nn.Module, snapshot: Snapshot, inputs: Tensor, loss: Loss, *, seed: int = 0) -> Factors:
-    """The factors of the mean loss's curvature over these inputs: one forward and one backward pass.
-
-    Args:
-        model: the architecture, in evaluation mode.
-        snapshot: parameters and buffers.
-        inputs: the samples; their labels are not looked at.
-        loss: says what the model's predictions mean.
-        seed: of the drawn targets.
-
-    Example:
-        >>> from expunge.core.losses import SquaredError
-        >>> model = nn.Linear(2, 1, bias=False).eval()
-        >>> found = kronecker_factors(model, Snapshot.of(model), torch.tensor([[1.0, 2.0]]), SquaredError())
-        >>> found.blocks, found.values[:3]  # the triangle of a a'
-        ((Block(name='', inputs=2, outputs=1, bias=False, terms=1, last=True),), tensor([1., 2., 4.]))
-    """
-    require_evaluation_mode(model)
-    if not len(inputs):
-        raise DataError("Curvature needs at least one sample.")
-    layout = Layout.of(model)
-    pass_ = _Pass(model, snapshot, layout, inputs[:1])
-    generator = torch.Generator().manual_seed(seed)
-    size = min(CHUNK, -(-len(inputs) // PARTS)) if pass_.others else CHUNK
-    for part in torch.split(inputs, size):
-        pass_.add(part, loss, generator)
-    values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * len(inputs)])]) / len(inputs)
-    if not bool(torch.isfinite(values).all()):
-        raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
-    return Factors(values, pass_.blocks)
+class _Diagonalised(NamedTuple):
+    block: Block
+    inputs: Basis
+    outputs: Basis
+    eigenvalues: Tensor
 
 
 class KroneckerCurvature:
@@ -123,6 +99,8 @@ class KroneckerCurvature:
     Args:
         factors: means over all samples.
         layout: where each parameter lies in the flat vector.
+
+    ``stiffness`` is by how much its eigenvalues are taken larger than the factors say.
     """
 
     def __init__(self, factors: Factors, layout: Layout) -> None:
@@ -136,49 +114,95 @@ class KroneckerCurvature:
         )
         if not fits:
             raise DataError("The curvature factors do not fit the model: they are of another architecture.")
-        self._layout = layout
+        self._layout, self.stiffness = layout, 1.0
         self._l2 = max(float(factors.values[-1]), 0.0)  # as below: what is negative was not made by honest samples
-        self._bases: list[tuple[Block, Tensor, Tensor, Tensor]] = []
+        dense = [side for block in factors.blocks for side, diagonal in block.sides if not diagonal]
+        self._widest = too_wide(dense, factors.values.device.type)
+        self._bases: list[_Diagonalised] = []
         at = 0
         for block in factors.blocks:
-            matrices: tuple[list[Tensor], list[Tensor]] = ([], [])
-            for _ in range(block.terms):
-                for side, found in zip((block.inputs, block.outputs), matrices, strict=True):
-                    triangle = factors.values[at : at + _triangle(side)]
-                    at += _triangle(side)
-                    found.append(_symmetric(triangle.double(), side))
-            (of_inputs, left), (of_outputs, right) = (_diagonalised(each) for each in matrices)
-            left, right = left.to(factors.values), right.to(factors.values)
-            self._bases.append((block, left, right, of_outputs.T @ of_inputs))
+            self._bases.append(self._diagonalised(block, factors.values[at : at + block.numbers]))
+            at += block.numbers
         self._diagonal = {}
         for name, size in rest:
             self._diagonal[name] = factors.values[at : at + size].double().clamp(min=0.0)
             at += size
+
+    def _diagonalised(self, block: Block, values: Tensor) -> _Diagonalised:
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        at = 0
+        for _ in range(block.terms):
+            for (side, diagonal), found in zip(block.sides, parts, strict=True):
+                numbers = side if diagonal else triangle(side)
+                part = values[at : at + numbers]
+                found.append(part.double() if diagonal else _symmetric(part, side))
+                at += numbers
+        of_inputs, of_outputs = (
+            diagonal_basis(found) if diagonal else basis(found, STRONGEST if side > self._widest else None)
+            for (side, diagonal), found in zip(block.sides, parts, strict=True)
+        )
+        return _Diagonalised(block, of_inputs, of_outputs, of_outputs.values.T @ of_inputs.values)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is coarser than it could be, a sentence each."""
+        partial, diagonal = [], []
+        for block, of_inputs, of_outputs, _ in self._bases:
+            if of_inputs.is_partial or of_outputs.is_partial:
+                partial.append(block.name)
+            if "o" in block.diagonal or ("i" in block.diagonal and block.bias):
+                diagonal.append(block.name)
+        found = []
+        if partial:
+            found.append(
+                f"The curvature of {_named(partial)} has its {STRONGEST} strongest directions, and a mean for the "
+                "others: such wide layers would take too long."
+            )
+        if diagonal:
+            found.append(f"One side of the curvature of {_named(diagonal)} is a diagonal: all of it is too large.")
+        return tuple(found)
 
     def apply(self, function: Filter, vector: Tensor) -> Tensor:
         """``f(G) v`` for a function of eigenvalues (a tensor of any shape) and of the parameters that they belong to.
 
         Example:
             >>> factors = Factors(torch.tensor([4.0, 0.0, 1.0, 2.0, 0.0]), (Block("", 2, 1, False),))
-            >>> layout = Layout.of(nn.Linear(2, 1, bias=False))
+            >>> layout = Layout.of(torch.nn.Linear(2, 1, bias=False))
             >>> KroneckerCurvature(factors, layout).apply(lambda e, names: e, torch.tensor([1.0, 1.0]))
             tensor([8., 2.])
         """
         parts = self._layout.unflatten(vector)
         found: dict[str, Tensor] = {}
-        for block, left, right, eigenvalues in self._bases:
+        for block, of_inputs, of_outputs, eigenvalues in self._bases:
             names = block.parameters
-            matrix = parts[names[0]].flatten(1)
+            weight = parts[names[0]].flatten(1)
+            matrix = weight.T if block.transposed else weight
             if block.bias:
                 matrix = torch.cat([matrix, parts[names[1]][:, None]], dim=1)
-            factor = function(eigenvalues + self._l2, names).to(matrix)
-            matrix = right @ ((right.T @ matrix @ left) * factor) @ left.T
-            found[names[0]] = (matrix[:, :-1] if block.bias else matrix).reshape(parts[names[0]].shape)
+            factor = function(self.stiffness * eigenvalues + self._l2, names).to(matrix)
+            factor = of_outputs.spread(of_inputs.spread(factor).T).T
+            matrix = of_outputs.analysed(of_inputs.analysed(matrix).T).T * factor
+            matrix = of_inputs.composed(of_outputs.composed(matrix.T).T)
+            weight = matrix[:, :-1] if block.bias else matrix
+            found[names[0]] = (weight.T if block.transposed else weight).reshape(parts[names[0]].shape)
             if block.bias:
                 found[names[1]] = matrix[:, -1]
         for name, diagonal in self._diagonal.items():
-            found[name] = parts[name] * function(diagonal + self._l2, (name,)).to(vector).view_as(parts[name])
+            values = function(self.stiffness * diagonal + self._l2, (name,))
+            found[name] = parts[name] * values.to(vector).view_as(parts[name])
         return self._layout.flatten(found)
+
+    def coupled(self, vector: Tensor, product: Tensor) -> KroneckerCurvature:
+        """The same, stiffer by what the layers curve together along a vector, given the exact product with it.
+
+        What is left out between layers adds up where they all pull at one thing: along a client's pull on a language
+        model the exact ``v'Gv`` was 2.6 times that of its layers one by one. It is never less stiff than before.
+        """
+        own = self._l2 * float(vector @ vector)
+        apart, together = self.quadratic(vector) - own, float(vector @ product) - own
+        other = copy.copy(self)
+        other.stiffness = self.stiffness * max(1.0, together / apart if apart > 0 else 1.0)
+        return other
 
     @property
     def layers(self) -> int:
@@ -194,7 +218,7 @@ class KroneckerCurvature:
             >>> KroneckerCurvature(factors, layout).last(torch.tensor([2.0, 3.0]))
             tensor([0., 3.])
         """
-        own = {name for block, *_ in self._bases if block.last for name in block.parameters}
+        own = {name for base in self._bases if base.block.last for name in base.block.parameters}
         parts = self._layout.unflatten(vector)
         zeros = {name: part if name in own else torch.zeros_like(part) for name, part in parts.items()}
         return self._layout.flatten(zeros) if own else None
@@ -204,186 +228,24 @@ class KroneckerCurvature:
         return float(vector @ self.apply(lambda values, _: values, vector))
 
 
-class _Pass:
-    """Adds up factors over parts of the data, with hooks on the layers."""
+def triangle(side: int) -> int:
+    """How many numbers a symmetric matrix has.
 
-    def __init__(self, model: nn.Module, snapshot: Snapshot, layout: Layout, sample: Tensor) -> None:
-        self._model, self._snapshot = model, snapshot
-        self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
-        products = self._layers_of(model, layout)
-        terms, last = self._terms(products, sample)
-        self._layers = {name: layer for name, layer in products.items() if name in terms}
-        self.blocks = tuple(_block(name, own, terms[name], last == name) for name, own in self._layers.items())
-        covered = {name for block in self.blocks for name in block.parameters}
-        self.others = [name for name, _ in layout.shapes if name not in covered]
-        zero = snapshot.parameters.new_zeros
-        self._inputs = {block.name: zero(block.terms, block.inputs, block.inputs) for block in self.blocks}
-        self._outputs = {block.name: zero(block.terms, block.outputs, block.outputs) for block in self.blocks}
-        self._squares = {name: torch.zeros_like(self._own[name]) for name in self.others}
-        self._samples = 0
-
-    @staticmethod
-    def _layers_of(model: nn.Module, layout: Layout) -> dict[str, nn.Linear | nn.Conv2d]:
-        """Layers whose every use is ``W a``, and whose weight is trained and nobody else's."""
-        trained = {name for name, _ in layout.shapes}
-        owners: dict[int, int] = {}
-        for _, parameter in model.named_parameters(remove_duplicate=False):
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-        found: dict[str, nn.Linear | nn.Conv2d] = {}
-        for name, module in model.named_modules():
-            if not _is_product(module):
-                continue
-            prefix = f"{name}." if name else ""
-            bias_is_trained = module.bias is None or f"{prefix}bias" in trained
-            alone = all(owners.get(id(p)) == 1 for p in (module.weight, module.bias) if p is not None)
-            if f"{prefix}weight" in trained and bias_is_trained and alone:
-                found[name] = module
-        return found
-
-    def _terms(self, layers: dict[str, nn.Linear | nn.Conv2d], sample: Tensor) -> tuple[dict[str, int], str | None]:
-        """How many terms each layer has that the forward pass calls, and the layer whose outputs are the model's.
-
-        Torch's attention has one that it never calls.
-
-        Two where it is called once, with samples along the first dimension and tokens of theirs along others. A first
-        dimension of another meaning is of the right size for one number of samples at most, so two are tried.
-        """
-        seen: dict[str, list[bool]] = {}
-        made: dict[str, Tensor] = {}
-        last: str | None = None
-
-        def noting(name: str, count: int) -> Hook:
-            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-                over_tokens = isinstance(layer, nn.Linear) and inputs[0].dim() > 2 and len(inputs[0]) == count
-                seen.setdefault(name, []).append(over_tokens)
-                made[name] = outputs
-
-            return hook
-
-        for count in PROBES:
-            several = sample.repeat(count, *[1] * (sample.dim() - 1))
-            found, _ = self._forward(several, [(layer, noting(name, count)) for name, layer in layers.items()])
-            last = next((name for name, outputs in made.items() if outputs is found and len(seen[name]) == 1), last)
-        return {name: 2 if calls == [True] * len(PROBES) else 1 for name, calls in seen.items()}, last
-
-    def _forward(
-        self, inputs: Tensor, hooks: list[tuple[nn.Linear | nn.Conv2d, Hook]]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The outputs, with hooks on layers while they are made, and the tensors that they can be differentiated in."""
-        tensors = {name: part.clone().requires_grad_() for name, part in self._own.items()}
-        handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
-        try:
-            with differentiable_attention():
-                outputs = functional_call(self._model, {**tensors, **self._snapshot.buffers}, (inputs,))
-        finally:
-            for handle in handles:
-                handle.remove()
-        return outputs, tensors
-
-    def add(self, inputs: Tensor, loss: Loss, generator: torch.Generator) -> None:
-        """One more part of the data."""
-        self._samples = len(inputs)
-        outputs, tensors = self._forward(inputs, [(layer, self._watch(name)) for name, layer in self._layers.items()])
-        targets, weights = loss.sampled_targets(outputs.detach(), generator)
-        signs = 2.0 * torch.randint(2, (len(inputs),), generator=generator).to(weights) - 1
-        total = torch.dot(signs * weights.sqrt(), loss.per_sample(outputs, targets))
-        # All parameters are asked for, so that the backward pass comes by every layer's hook.
-        gradients = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
-        for name, gradient in zip(self._own, gradients, strict=True):
-            if name in self._squares and gradient is not None:
-                self._squares[name] += gradient.square()
-
-    def _watch(self, name: str) -> Hook:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-            rows = _positions(layer, inputs[0].detach())
-            for total, part in zip(self._inputs[name], self._apart(name, rows), strict=True):
-                total += part.T @ part
-
-            def backward(gradient: Tensor) -> None:
-                columns = gradient.movedim(1, -1) if isinstance(layer, nn.Conv2d) else gradient
-                columns = columns.reshape(len(rows), -1)
-                for total, part in zip(self._outputs[name], self._apart(name, columns), strict=True):
-                    total += part.T @ part / (len(part) / self._samples)
-
-            # A tensor's own hook sees the gradient of this value even where a later layer works in place.
-            outputs.register_hook(backward)  # type: ignore[no-untyped-call]
-
-        return hook
-
-    def _apart(self, name: str, rows: Tensor) -> tuple[Tensor, ...]:
-        """The rows of all positions; of two terms, each sample's mean times the root of P, and the rows without it."""
-        if len(self._inputs[name]) == 1:
-            return (rows,)
-        rows = rows.reshape(self._samples, -1, rows.shape[1])
-        mean = rows.mean(dim=1, keepdim=True)
-        return mean.squeeze(1) * rows.shape[1] ** 0.5, (rows - mean).flatten(0, 1)
-
-    def totals(self) -> list[Tensor]:
-        """Sums over all samples so far, in the order of the flat vector."""
-        found = []
-        for block in self.blocks:
-            for term in zip(self._inputs[block.name], self._outputs[block.name], strict=True):
-                for matrix in term:
-                    rows, columns = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
-                    found.append(matrix[rows, columns])
-        return [*found, *(self._squares[name].flatten() for name in self.others)]
-
-
-def _is_product(module: nn.Module) -> bool:
-    """Whether the layer is exactly ``W a + b``: torch's own, not a subclass that does something else."""
-    if isinstance(module, nn.Linear):
-        return type(module).forward is nn.Linear.forward
-    return (
-        isinstance(module, nn.Conv2d)
-        and type(module).forward is nn.Conv2d.forward
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    )
-
-
-def _block(name: str, layer: nn.Linear | nn.Conv2d, terms: int, last: bool) -> Block:
-    bias = layer.bias is not None
-    return Block(name, layer.weight[0].numel() + bias, len(layer.weight), bias, terms, last)
-
-
-def _positions(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """One row for each sample and position: what the weights are multiplied with, 1 appended where there is a bias."""
-    if isinstance(layer, nn.Conv2d):
-        assert not isinstance(layer.padding, str)
-        patches = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        rows = patches.transpose(1, 2).reshape(-1, patches.shape[1])
-    else:
-        rows = inputs.reshape(-1, inputs.shape[-1])
-    return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1) if layer.bias is not None else rows
-
-
-def _diagonalised(matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Each one's diagonal in the eigenvectors of their sum, as rows, and those; of a single one, its eigenvalues."""
-    values, vectors = _eigenvectors(torch.stack(matrices).sum(dim=0))
-    rows = [(vectors * (each @ vectors)).sum(dim=0) for each in matrices] if len(matrices) > 1 else [values]
-    return torch.stack(rows).clamp(min=0.0), vectors
-
-
-def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix without negative ones.
-
-    Where divide and conquer does not converge, as with many equal eigenvalues, the singular vectors are the same.
+    Example:
+        >>> triangle(3)
+        6
     """
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except RuntimeError:  # torch.linalg.LinAlgError is one
-        vectors, values, _ = torch.linalg.svd(matrix)
-    return values, vectors
-
-
-def _triangle(side: int) -> int:
     return side * (side + 1) // 2
 
 
-def _symmetric(triangle: Tensor, side: int) -> Tensor:
-    matrix = triangle.new_zeros(side, side)
-    rows, columns = torch.triu_indices(side, side, device=triangle.device)
-    matrix[rows, columns] = triangle
-    matrix[columns, rows] = triangle
+def _symmetric(values: Tensor, side: int) -> Tensor:
+    matrix = values.new_zeros(side, side)
+    rows, columns = torch.triu_indices(side, side, device=values.device)
+    matrix[rows, columns] = values
+    matrix[columns, rows] = values
     return matrix
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{shown} and {len(names) - 3} more layers" if len(names) > 3 else shown

@@ -1,156 +1,204 @@
-"""The losses whose curvature is known exactly: cross-entropy and squared error, each with an L2 term.
+"""What expunge needs to know of a loss, the losses whose curvature it knows, and torch's own, read.
 
-A loss here is the mean over samples of ``l(z, y) + l2/2 ||theta||^2``: the L2 term belongs to every
-sample, so that removing samples and clients keeps the objective's form and sums over clients are plain
-sums over samples.
+A loss here is a mean over samples plus ``l2/2 ||theta||^2``: the L2 term belongs to every sample, so that removing
+samples and clients keeps the objective's form and sums over clients are plain sums over samples.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from expunge.core.constants import brief
+from expunge.core.cross_entropy import CrossEntropy
+from expunge.core.elementwise import BinaryCrossEntropy, MeanSquaredError, SquaredError
+from expunge.core.torch_losses import from_torch
 from expunge.errors import RequestError
 
+__all__ = [
+    "BinaryCrossEntropy",
+    "CrossEntropy",
+    "Loss",
+    "MeanSquaredError",
+    "PerSample",
+    "SquaredError",
+    "amount",
+    "as_loss",
+    "mean_loss",
+    "objective",
+]
 
+
+@runtime_checkable
 class Loss(Protocol):
-    """What the rest of expunge needs to know about a loss."""
+    """What the rest of expunge needs to know about a loss; write one of your own where ``PerSample`` is too little."""
 
     @property
     def l2(self) -> float:
         """Factor of the term l2/2 ||theta||^2."""
 
-    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Losses of the samples, without the L2 term."""
+    def per_sample(self, outputs: Tensor, targets: Any) -> Tensor:
+        """Losses of the samples, without the L2 term; their sum over a batch's mass is its mean."""
 
-    def output_hessian_product(self, outputs: Tensor, vectors: Tensor) -> Tensor:
-        """For each sample, the loss's Hessian with respect to the outputs times a vector."""
+    def mass(self, targets: Any) -> Tensor | None:
+        """What each sample counts in the mean: positions (tokens, pixels) by their weights; None where all count 1."""
 
-    def sampled_targets(self, outputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """One target a sample, and its weight: the mean of weight x gradient x gradient' is the Gauss-Newton matrix."""
+    def output_hessian_product(self, outputs: Tensor, targets: Any, vectors: Tensor) -> Tensor:
+        """For each sample, the Hessian of ``per_sample`` with respect to the outputs times a vector."""
 
+    def sampled_gradients(self, outputs: Tensor, targets: Any, generator: torch.Generator) -> Tensor:
+        """One random gradient in the outputs a sample: the mean of gradient x gradient' is that Hessian."""
 
-@dataclass(frozen=True)
-class CrossEntropy:
-    """``-log softmax(z)_y``; its Hessian in z is ``diag(p) - p p'``.
-
-    Example:
-        >>> CrossEntropy().per_sample(torch.zeros(1, 2), torch.tensor([1]))
-        tensor([0.6931])
-    """
-
-    l2: float = 0.0
-
-    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Losses of the samples, without the L2 term."""
-        _require_rows(outputs)
-        return F.cross_entropy(outputs, targets, reduction="none")
-
-    def output_hessian_product(self, outputs: Tensor, vectors: Tensor) -> Tensor:
-        """``p * (v - p'v)`` sample by sample."""
-        p = outputs.softmax(dim=1)
-        return p * (vectors - (p * vectors).sum(dim=1, keepdim=True))
-
-    def sampled_targets(self, outputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Classes drawn by ``q_c ~ p_c ||e_c - p||^2``, with weights p/q.
-
-        The gradient in the outputs is ``p - e_c``. Drawn by p itself, a confident model would nearly always draw the
-        class whose gradient vanishes; by q, every draw counts the same. The generator is a CPU's, so that a GPU draws
-        the same.
-        """
-        _require_rows(outputs)
-        p = outputs.double().softmax(dim=1)
-        q = p * (1 - 2 * p + p.square().sum(dim=1, keepdim=True)).clamp(min=1e-30)
-        q = q / q.sum(dim=1, keepdim=True)
-        chance = torch.rand(len(outputs), 1, generator=generator, dtype=torch.float64).to(p.device)
-        drawn = (q.cumsum(dim=1) < chance).sum(dim=1).clamp(max=outputs.shape[1] - 1)
-        weights = (p / q).gather(1, drawn[:, None]).squeeze(1)
-        return drawn, weights.to(outputs)
+    def problem(self, outputs: Tensor, targets: Any) -> str | None:
+        """What a client has that does not go together, to stand behind "Client 'ada' has"; None where all is well."""
 
 
-def _require_rows(outputs: Tensor) -> None:
-    if outputs.dim() != 2:
-        raise RequestError(f"Cross-entropy needs one row of class scores a sample, not {tuple(outputs.shape)}.")
+@dataclass(frozen=True, repr=False)
+class PerSample:
+    """Any loss that can be told sample by sample; its Hessian in the outputs is taken by autograd.
 
+    Nothing is known of what its outputs predict, so there are no Kronecker factors: Krylov products only.
 
-@dataclass(frozen=True)
-class SquaredError:
-    """``1/2 ||z - y||^2``; its Hessian in z is the identity.
+    Attributes:
+        function: of outputs and targets, gives one loss a sample.
+        l2: factor of the term l2/2 ||theta||^2.
 
     Example:
-        >>> SquaredError().per_sample(torch.zeros(1, 2), torch.ones(1, 2))
-        tensor([1.])
+        >>> fourth = PerSample(lambda outputs, targets: (outputs - targets).pow(4).sum(dim=1))
+        >>> fourth.output_hessian_product(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+        tensor([[12.]])
     """
 
+    function: Callable[[Tensor, Any], Tensor]
     l2: float = 0.0
 
-    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    __repr__ = brief
+
+    def per_sample(self, outputs: Tensor, targets: Any) -> Tensor:
         """Losses of the samples, without the L2 term."""
-        if outputs.shape != targets.shape:
+        found = self.function(outputs, targets)
+        if not isinstance(found, Tensor) or found.shape != outputs.shape[:1]:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise RequestError(
-                f"Squared error needs targets of shape {tuple(outputs.shape)}, as the outputs, "
-                f"not {tuple(targets.shape)}."
+                f"The loss {_name(self.function)} must give one number a sample, shape ({len(outputs)},), not {shape}: "
+                "leave out the mean over the batch (reduction='none')."
             )
-        return 0.5 * (outputs - targets).square().reshape(len(outputs), -1).sum(dim=1)
+        return found
 
-    def output_hessian_product(self, outputs: Tensor, vectors: Tensor) -> Tensor:
-        """The vectors themselves."""
-        del outputs
-        return vectors
+    def mass(self, targets: Any) -> None:
+        """Every sample counts once."""
+        del targets
 
-    def sampled_targets(self, outputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The outputs plus or minus 1: variance 1, and of a single output the square is exact in every draw.
+    def output_hessian_product(self, outputs: Tensor, targets: Any, vectors: Tensor) -> Tensor:
+        """By differentiating twice; where the loss is piecewise linear it is zero."""
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.per_sample(leaf, targets).sum(), leaf, create_graph=True)
+            if not gradient.requires_grad:
+                return torch.zeros_like(vectors)
+            (product,) = torch.autograd.grad(gradient, leaf, vectors, materialize_grads=True)
+        return product
 
-        The generator is a CPU's, so that a GPU draws the same.
-        """
-        signs = 2 * torch.randint(2, outputs.shape, generator=generator) - 1
-        return outputs + signs.to(outputs), torch.ones_like(outputs.reshape(len(outputs), -1)[:, 0])
+    def sampled_gradients(self, outputs: Tensor, targets: Any, generator: torch.Generator) -> Tensor:
+        """Refused: nothing is known that targets could be drawn from."""
+        del outputs, targets, generator
+        raise RequestError(
+            f"The loss {_name(self.function)} has no Kronecker factors, since nothing says what its outputs predict: "
+            "use method='retrace-krylov'."
+        )
+
+    def problem(self, outputs: Tensor, targets: Any) -> str | None:
+        """Why these do not go together: a loss of one sample must not depend on the others."""
+        try:
+            whole = self.per_sample(outputs, targets)
+            if len(outputs) > 1:
+                middle = (len(outputs) + 1) // 2
+                first, rest = slice(0, middle), slice(middle, None)
+                halves = [self.per_sample(outputs[own], _cut(targets, own, len(outputs))) for own in (first, rest)]
+                if not torch.allclose(whole, torch.cat(halves), rtol=1e-4, atol=1e-6):
+                    return f"a loss {_name(self.function)} that is no sum over samples: it depends on the whole batch."
+        except RequestError as problem:
+            return f"a loss that cannot be used: {problem}"
+        return None
 
 
-LOSSES: dict[str, type[CrossEntropy] | type[SquaredError]] = {
+def _name(function: Any) -> str:
+    return repr(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def _cut(targets: Any, own: slice, size: int) -> Any:
+    if isinstance(targets, Tensor):
+        return targets[own] if targets.dim() and len(targets) == size else targets
+    if isinstance(targets, dict):
+        return {name: _cut(value, own, size) for name, value in targets.items()}
+    return tuple(_cut(value, own, size) for value in targets) if isinstance(targets, list | tuple) else targets
+
+
+LOSSES: dict[str, Callable[[float], Loss]] = {
     "cross_entropy": CrossEntropy,
+    "binary_cross_entropy": BinaryCrossEntropy,
     "squared_error": SquaredError,
+    "mean_squared_error": MeanSquaredError,
 }
 
 
 def as_loss(loss: object, l2: float = 0.0) -> Loss:
-    """One of the losses above, by object, by name, or from torch's plain cross-entropy.
+    """A loss: one of those above or of your own, by name, torch's, or a function that gives one number a sample.
 
     Example:
         >>> as_loss("cross_entropy", l2=0.1)
         CrossEntropy(l2=0.1)
-        >>> as_loss(nn.CrossEntropyLoss())
-        CrossEntropy(l2=0.0)
+        >>> as_loss(torch.nn.CrossEntropyLoss(label_smoothing=0.1))
+        CrossEntropy(l2=0.0, label_smoothing=0.1)
     """
-    if isinstance(loss, CrossEntropy | SquaredError):
+    if isinstance(loss, Loss):
         if l2:
             raise RequestError("Give l2 inside the loss object or beside a loss's name, not both.")
         return loss
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss](l2)
-    if loss is F.cross_entropy or (
-        isinstance(loss, nn.CrossEntropyLoss)
-        and loss.weight is None
-        and loss.label_smoothing == 0
-        and loss.reduction == "mean"
-        and loss.ignore_index == -100
-    ):
-        return CrossEntropy(l2)
-    raise RequestError(
-        f"The loss {loss!r} is not known: use 'cross_entropy', 'squared_error' or a plain nn.CrossEntropyLoss()."
-    )
+    known = from_torch(loss)
+    if isinstance(known, CrossEntropy | BinaryCrossEntropy | MeanSquaredError):
+        return replace(known, l2=l2)
+    if callable(known):
+        return PerSample(known, l2)
+    raise RequestError(f"The loss {loss!r} is not known: use one of {', '.join(map(repr, LOSSES))}, or a torch loss.")
 
 
-def objective(loss: Loss, outputs: Tensor, targets: Tensor, parameters: Tensor) -> Tensor:
+def mean_loss(loss: Loss, outputs: Tensor, targets: Any) -> Tensor:
+    """The mean over a batch, without the L2 term: torch's own, with class weights and labels that do not count.
+
+    Example:
+        >>> mean_loss(CrossEntropy(), torch.zeros(2, 2), torch.tensor([0, 1]))
+        tensor(0.6931)
+    """
+    losses, mass = loss.per_sample(outputs, targets), loss.mass(targets)
+    if mass is None:
+        return losses.mean()
+    return losses.sum() / mass.sum().clamp(min=torch.finfo(losses.dtype).tiny).to(losses)
+
+
+def amount(loss: Loss, targets: Any, size: int) -> float:
+    """What so many samples count together: their number, or the sum of their masses.
+
+    Example:
+        >>> amount(CrossEntropy(), torch.tensor([[0, -100], [1, 1]]), 2)
+        3.0
+    """
+    mass = loss.mass(targets)
+    return float(size) if mass is None else float(mass.sum())
+
+
+def objective(loss: Loss, outputs: Tensor, targets: Any, parameters: Tensor) -> Tensor:
     """The mean loss over a batch with its L2 term.
 
     Example:
         >>> round(objective(CrossEntropy(l2=2.0), torch.zeros(1, 2), torch.tensor([0]), torch.ones(3)).item(), 4)
         3.6931
     """
-    mean = loss.per_sample(outputs, targets).mean()
+    mean = mean_loss(loss, outputs, targets)
     return mean + 0.5 * loss.l2 * torch.dot(parameters, parameters) if loss.l2 else mean

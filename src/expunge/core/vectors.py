@@ -1,13 +1,18 @@
 """Model parameters as one flat vector, and back; buffers (batch norm) are kept apart.
 
 All mathematics of expunge happens on flat vectors. Only parameters with ``requires_grad`` are in the
-vector, each once even where two modules share it; frozen ones stay as they are in the model.
+vector, each once even where two modules share it; frozen ones stay as they are in the model. It may hold fewer: those
+that are named, as where a federation trains some layers together and others stay with the clients.
+
+Wrappers change names: ``_orig_mod.`` of torch.compile, ``module.`` of DistributedDataParallel, ``.default.`` of PEFT,
+which its own state dicts leave out. Names are the same here where they are without these.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +20,42 @@ import torch
 from torch import Tensor, nn
 
 from expunge.errors import ModelError
+
+Chosen = Iterable[str] | Callable[[str], bool]
+"""Some of a model's parameters: their names, the names of modules that hold them, or whether a name is one of them."""
+
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "default")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers put into it.
+
+    Example:
+        >>> plain_name("module._orig_mod.base_model.model.q.lora_A.default.weight")
+        'base_model.model.q.lora_A.weight'
+    """
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def named_as(wanted: Iterable[str], given: Iterable[str]) -> dict[str, str]:
+    """For each wanted name the given one that means the same, where there is one: itself, or wrapped otherwise.
+
+    Example:
+        >>> named_as(["lora_A.default.weight", "bias"], ["lora_A.weight"])
+        {'lora_A.default.weight': 'lora_A.weight'}
+    """
+    own, plain = set(given), dict[str, list[str]]()
+    for name in own:
+        plain.setdefault(plain_name(name), []).append(name)
+    found = {}
+    for name in wanted:
+        alike = [name] if name in own else plain.get(plain_name(name), [])
+        if len(alike) == 1:
+            found[name] = alike[0]
+    return found
 
 
 @dataclass(frozen=True)
@@ -33,29 +74,39 @@ class Layout:
     shapes: tuple[tuple[str, torch.Size], ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layout:
-        """The layout of a model's trainable parameters."""
-        shapes = tuple((name, p.shape) for name, p in model.named_parameters() if p.requires_grad)
-        if not shapes:
+    def of(cls, model: nn.Module, parameters: Chosen | None = None) -> Layout:
+        """The layout of a model's trainable parameters, or of some of them."""
+        trained = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
             raise ModelError("The model has no trainable parameters: set requires_grad on those to update.")
-        return cls(shapes)
+        chosen = trained.keys() if parameters is None else _chosen(trained, parameters)
+        return cls(tuple((name, shape) for name, shape in trained.items() if name in chosen))
 
     @cached_property
     def size(self) -> int:
         """Length d of the flat vector."""
         return sum(shape.numel() for _, shape in self.shapes)
 
+    def like(self, model: nn.Module) -> Tensor:
+        """An empty vector of the type, and on the device, of a model's own."""
+        own = dict(model.named_parameters())
+        first, *rest = (own[name].detach().reshape(-1)[:0] for name, _ in self.shapes)
+        return torch.cat([first, *(part.to(first.device) for part in rest)])
+
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """One vector out of named tensors; names outside the layout (buffers, frozen) are passed over."""
+        own = [name for name, _ in self.shapes]
+        names = dict(zip(own, own, strict=True)) if tensors.keys() >= set(own) else named_as(own, tensors)
         for name, shape in self.shapes:
-            if name not in tensors:
+            if name not in names:
                 raise ModelError(f"Parameter {name!r} is missing: is this of another architecture?")
-            if tensors[name].shape != shape:
+            if tensors[names[name]].shape != shape:
                 raise ModelError(
-                    f"Parameter {name!r} has shape {tuple(tensors[name].shape)} where the model has "
+                    f"Parameter {name!r} has shape {tuple(tensors[names[name]].shape)} where the model has "
                     f"{tuple(shape)}: this is of another architecture."
                 )
-        return torch.cat([tensors[name].detach().reshape(-1) for name, _ in self.shapes])
+        device = tensors[names[own[0]]].device  # a large model may lie on several
+        return torch.cat([tensors[names[name]].detach().reshape(-1).to(device) for name in own])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named views into the vector."""
@@ -114,10 +165,14 @@ class Snapshot:
     layout: Layout | None = None
 
     @classmethod
-    def of(cls, model: nn.Module) -> Snapshot:
-        """A copy of the model's parameters and buffers, refused where one is not finite."""
-        layout = Layout.of(model)
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    def of(cls, model: nn.Module, parameters: Chosen | None = None) -> Snapshot:
+        """A copy of the model's parameters and buffers, refused where one is not finite.
+
+        Where only some parameters are chosen, the buffers of layers that have others stay out, too (FedBN).
+        """
+        layout = Layout.of(model, parameters)
+        left_out = set() if parameters is None else _apart(model, layout)
+        buffers = {name: own.detach().clone() for name, own in model.named_buffers() if name not in left_out}
         snapshot = cls(layout.flatten(dict(model.named_parameters())), buffers, layout)
         snapshot.require_finite()
         return snapshot
@@ -144,17 +199,18 @@ class Snapshot:
         return self.layout
 
     def write_to(self, model: nn.Module) -> None:
-        """Copy this snapshot into the model, in place."""
-        tensors = Layout.of(model).unflatten(self.parameters)
-        own_buffers = dict(model.named_buffers())
-        if {name: b.shape for name, b in own_buffers.items()} != {name: b.shape for name, b in self.buffers.items()}:
-            raise ModelError("The snapshot's buffers are not the model's: this is of another architecture.")
+        """Copy this snapshot into the model, in place; what it does not hold stays as it is there."""
+        layout = self.layout if self.layout is not None else Layout.of(model)
+        own = {**layout.unflatten(self.parameters), **self.buffers}
+        theirs: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        names = named_as(own, theirs)
+        if any(name not in names or theirs[names[name]].shape != tensor.shape for name, tensor in own.items()):
+            raise ModelError(
+                "The snapshot's parameters and buffers are not the model's: it is of another architecture."
+            )
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in tensors:
-                    parameter.copy_(tensors[name])
-            for name, buffer in own_buffers.items():
-                buffer.copy_(self.buffers[name])
+            for name, tensor in own.items():
+                theirs[names[name]].copy_(tensor)
 
     @cached_property
     def digest(self) -> str:
@@ -165,3 +221,53 @@ class Snapshot:
     def stored_bytes(self) -> int:
         """Bytes that it takes to send or keep this snapshot."""
         return sum(t.numel() * t.element_size() for t in [self.parameters, *self.buffers.values()])
+
+
+def shared_copy(model: nn.Module, layout: Layout | None = None) -> nn.Module:
+    """A model of its own in what is trained; what is frozen is the same memory as the given model's.
+
+    Args:
+        model: left as it is.
+        layout: what is to be trained in the copy; by default what is trained in the model.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
+        >>> copied = shared_copy(model)
+        >>> copied[0].weight is model[0].weight, copied[1].weight is model[1].weight
+        (True, False)
+    """
+    trained = {name for name, _ in (layout if layout is not None else Layout.of(model)).shapes}
+    memo: dict[int, object] = {}
+    for name, own in model.named_parameters():
+        if name not in trained:  # one that is frozen here alone has the same numbers, but is another parameter
+            memo[id(own)] = nn.Parameter(own.detach(), requires_grad=False) if own.requires_grad else own
+    return copy.deepcopy(model, memo)
+
+
+def _chosen(trained: Iterable[str], parameters: Chosen) -> set[str]:
+    """The names that are meant; a name that means nothing is refused."""
+    trained = list(trained)
+    if callable(parameters):
+        found = {name for name in trained if parameters(name)}
+    else:
+        wanted, found = [parameters] if isinstance(parameters, str) else list(parameters), set[str]()
+        for name in wanted:
+            plain = plain_name(name)
+            meant = {own for own in trained if plain_name(own) == plain or plain_name(own).startswith(f"{plain}.")}
+            if not meant:
+                raise ModelError(f"The model trains no parameter {name!r}: it trains {', '.join(trained[:5])}, ...")
+            found |= meant
+    if not found:
+        raise ModelError("None of the model's trainable parameters is chosen: name at least one.")
+    return found
+
+
+def _apart(model: nn.Module, layout: Layout) -> set[str]:
+    """Buffers of layers that have parameters, but none in the layout."""
+    kept, found = {name for name, _ in layout.shapes}, set[str]()
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        parameters = {f"{prefix}{own}" for own, _ in module.named_parameters(recurse=False)}
+        if parameters and not parameters & kept:
+            found |= {f"{prefix}{own}" for own, _ in module.named_buffers(recurse=False)}
+    return found

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expunge.core.batch import Forward
 from expunge.core.losses import as_loss
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ExpungeError, RequestError
 from expunge.federation.engines.local import LocalEngine
-from expunge.federation.engines.local_data import MapStyleDataset
+from expunge.federation.engines.local_data import Collate, Data
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
@@ -29,7 +30,6 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.request import Request
 
-Data = tuple[Tensor, Tensor] | MapStyleDataset
 _PLAIN = (TrainingPlan, Recovery)
 
 
@@ -50,6 +50,8 @@ class Federation:
         trigger: stamps inputs, where the data to forget held a backdoor.
         target: the class that the trigger asks for.
         not_reached: places that hold copies which expunge cannot delete, in a sentence each; they stand in receipts.
+        collate: makes a batch of samples, for instance by padding; torch's own where it is not given.
+        forward: ``forward(model, batch)`` gives the outputs, where calling the model with the inputs does not.
         folder: of the file.
     """
 
@@ -65,6 +67,8 @@ class Federation:
     trigger: Callable[[Tensor], Tensor] | None = None
     target: int | None = None
     not_reached: tuple[str, ...] = ()
+    collate: Collate | None = None
+    forward: Forward | None = None
     folder: Path = Path()
 
     @classmethod
@@ -105,7 +109,8 @@ class Federation:
         """Reaches the clients that have not left."""
         data = {name: own for name, own in self.data().items() if name not in departed}
         own = self.validation() if self.validation is not None else None
-        return LocalEngine(self.model(), as_loss(self.loss, self.l2), data, validation=own)
+        loss = as_loss(self.loss, self.l2)
+        return LocalEngine(self.model(), loss, data, validation=own, collate=self.collate, forward=self.forward)
 
     def initial(self, seed: int) -> Snapshot:
         """Fresh weights, always the same for a seed."""

@@ -16,10 +16,10 @@ from expunge.auditing.audit import audit
 from expunge.auditing.statement import evidence
 from expunge.auditing.words import left
 from expunge.core.vectors import Snapshot
-from expunge.errors import RequestError
-from expunge.federation.engines.local_data import LocalData
+from expunge.errors import DataError, RequestError
+from expunge.federation.engines.local_data import Data, LocalData
 from expunge.federation.keeping.files import write_whole
-from expunge.ledger.federation import Data, Federation
+from expunge.ledger.federation import Federation
 from expunge.ledger.gate import opens
 from expunge.unlearning.request import Request
 
@@ -98,8 +98,11 @@ class Judge:
             source = self._source(name)
             if source is None:
                 return None
-            data = LocalData(source, name)
-            parts.append(data.take(self._request.samples.get(name, range(len(data)))))
+            data = LocalData(source, name, self._federation.collate)
+            pair = data.take(self._request.samples.get(name, range(len(data)))).pair
+            if pair is None:
+                raise DataError(f"An audit asks for class labels of one input tensor; {name!r} has other samples.")
+            parts.append(pair)
         return torch.cat([own[0] for own in parts]), torch.cat([own[1] for own in parts])
 
     def _source(self, name: str) -> Data | None:

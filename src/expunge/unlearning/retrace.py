@@ -112,6 +112,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     with measured(engine) as cost:
         pull = ready.pull(engine)
         filters, curvature = _steps(pull, options.filter, options.damping), ready.stay.factors(state.model)
+        if options.coupled:
+            curvature = curvature.coupled(pull.total, ready.stay.product(state.model)(pull.total))
         reach = _reach(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         steps = {kind: reach * step(curvature.apply) for kind, step in filters.items()}
         expected = {kind: curvature.quadratic(step) / 2 for kind, step in steps.items()}
@@ -122,8 +124,9 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
-    details["layers"] = curvature.layers
-    return ready.outcome(taken, cost, options.tau, details, momentum)
+    details |= {"layers": curvature.layers, **({"stiffness": curvature.stiffness} if options.coupled else {})}
+    outcome = ready.outcome(taken, cost, options.tau, details, momentum)
+    return replace(outcome, warnings=(*outcome.warnings, *curvature.notes))
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from functools import partial, singledispatchmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from expunge.core.curvature import Curvature, Kind, differentiable_attention
-from expunge.core.kronecker import kronecker_factors
+from expunge.core.batch import Batch, Forward, aligned, run
+from expunge.core.curvature import Curvature, Kind
+from expunge.core.factors import kronecker_factors
 from expunge.core.krylov import conjugate_gradient
-from expunge.core.losses import Loss, objective
+from expunge.core.losses import Loss, amount, objective
 from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import ModelError, NumericalError, RequestError
+from expunge.errors import DataError, ModelError, NumericalError, RequestError
 from expunge.federation.engines.local_data import LocalData
 from expunge.federation.engines.workbench import WeightMean, Workbench, side_by_side
 from expunge.federation.messages.tasks import (
@@ -54,6 +55,7 @@ class Client:
         loss: the training loss.
         boost: factor by which a malicious client multiplies its updates; 1 for an honest one.
         budget_bytes: how much may be kept between curvature products.
+        forward: how the model is run on a batch, where calling it with the inputs is not enough.
 
     Example:
         >>> from expunge.core.losses import CrossEntropy
@@ -65,13 +67,21 @@ class Client:
     """
 
     def __init__(
-        self, data: LocalData, model: nn.Module, loss: Loss, *, boost: float = 1.0, budget_bytes: int = 2 << 30
+        self,
+        data: LocalData,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        boost: float = 1.0,
+        budget_bytes: int = 2 << 30,
+        forward: Forward | None = None,
     ) -> None:
         self.data = data
         self._model = model
         self._loss = loss
         self._boost = boost
         self._budget_bytes = budget_bytes
+        self._forward = forward
         self._layout = Layout.of(model)
         self._curvature: tuple[object, Curvature] | None = None
 
@@ -88,7 +98,7 @@ class Client:
 
     @_perform.register
     def _(self, task: Train) -> Trained:
-        bench = Workbench(self._model, self._loss, record=False)
+        bench = Workbench(self._model, self._loss, record=False, forward=self._forward)
         with torch.random.fork_rng(devices=_devices(task.model.parameters)):
             torch.manual_seed(task.seed)  # of what is random in the model
             return side_by_side([bench], {self.data.name: partial(self.training, task)})[self.data.name]
@@ -98,8 +108,9 @@ class Client:
         chosen = self._drawn(task.draw, task.exclude)
         task.model.write_to(bench.model)
         bench.model.train()
-        if len(chosen) == 1:  # one sample has no batch statistics: the model's own are used
-            for norm in self._norms(bench.model):
+        together = self._norms(bench.model, task.model)
+        for norm in self._norms(bench.model):  # one sample has no batch statistics, and what stays here stays as it is
+            if len(chosen) == 1 or norm not in together:
                 norm.eval()
         bench.begin(task.optimiser)
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
@@ -108,8 +119,8 @@ class Client:
         later = [WeightMean(weight) for weight in trained]
         for _ in range(task.epochs):
             order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
-            for inputs, targets in self._taken(self._batches(chosen[order], task.batch_size)):
-                bench.step(inputs, targets, task.batch_size, task.learning_rate)
+            for batch in self._taken(self._batches(chosen[order], task.batch_size)):
+                bench.step(batch, task.batch_size, task.learning_rate)
                 steps += 1
                 if steps > half:
                     for mean in later:
@@ -127,7 +138,8 @@ class Client:
                 f"Training diverged at client {self.data.name!r}: lower the learning rate or the boost."
             ) from problem
         update = self._boost * (after.parameters - task.model.parameters)
-        return Trained(update, after.buffers, count, steps, cost, bench.moments)
+        buffers = {name: after.buffers[name] for name in task.model.buffers}
+        return Trained(update, buffers, count, steps, cost, bench.moments)
 
     @_perform.register
     def _(self, task: Ascend) -> Trained:
@@ -153,17 +165,18 @@ class Client:
             raise NumericalError(f"The ascent overflowed at client {self.data.name!r}: lower the learning rate.")
         return Trained(now - start, dict(task.model.buffers), len(chosen), steps, cost)
 
-    def _ascent_gradient(self, task: Ascend, at: Tensor, batch: Tensor) -> Tensor | None:
+    def _ascent_gradient(self, task: Ascend, at: Tensor, indices: Tensor) -> Tensor | None:
         """Where the batch's loss rises, or None where the accuracy has fallen far enough."""
-        inputs, targets = self._take(batch)
-        leaf = at.detach().requires_grad_()
-        outputs = functional_call(self._model, {**self._layout.unflatten(leaf), **task.model.buffers}, (inputs,))
+        batch = self._take(indices)
+        targets, leaf = batch.targets, at.detach().requires_grad_()
+        outputs = self._outputs(task.model, leaf, batch)
         if task.stop_accuracy is not None:
-            if outputs.dim() != 2 or targets.is_floating_point():
+            if outputs.dim() != 2 or not isinstance(targets, Tensor) or targets.is_floating_point():
                 raise RequestError("Only classes have an accuracy to stop at: choose stop_accuracy=None.")
             if float((outputs.argmax(dim=1) == targets).double().mean()) < task.stop_accuracy:
                 return None
-        losses = self._loss.per_sample(outputs, targets)
+        losses, mass = self._loss.per_sample(outputs, targets), self._loss.mass(targets)
+        losses = losses if mass is None else losses / mass.clamp(min=1e-30).to(losses)
         raised = torch.log1p(-torch.exp(-losses) / 2) if task.bounded else losses
         return torch.autograd.grad(raised.mean(), leaf)[0]
 
@@ -186,10 +199,10 @@ class Client:
     @_perform.register
     def _(self, task: CurvatureFactors) -> Sum:
         count = len(self.data.available(task.exclude))
-        inputs, _ = self._take(self._drawn(task.draw, task.exclude))
+        batch = self._take(self._drawn(task.draw, task.exclude))
         self._model.eval()
-        factors = kronecker_factors(self._model, task.model, inputs, self._loss, seed=task.seed)
-        return Sum(factors.values * count, count, float(len(inputs)), factors.blocks)
+        factors = kronecker_factors(self._model, task.model, batch, self._loss, seed=task.seed, forward=self._forward)
+        return Sum(factors.values * count, count, float(len(batch)), factors.blocks)
 
     @_perform.register
     def _(self, task: LocalSolve) -> Solved:
@@ -226,7 +239,7 @@ class Client:
             return Buffers(dict(task.model.buffers), count, 0.0)
         task.model.write_to(self._model)
         self._model.eval()  # dropout off: what is estimated is what evaluation will see, and nothing is random
-        norms = self._norms()
+        norms = self._norms(self._model, task.model)
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.train()
@@ -234,67 +247,91 @@ class Client:
             norm.momentum = None  # a plain mean over all batches
         with torch.no_grad():
             for batch in self._batches(chosen, task.batch_size):
-                self._model(self._take(batch)[0])
+                run(self._model, self._take(batch), self._forward)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         try:
-            buffers = Snapshot.of(self._model).buffers
+            found = Snapshot.of(self._model).buffers
         except ModelError as problem:
             raise NumericalError(
                 f"Batch-norm statistics overflow at client {self.data.name!r}: the model is left as it was."
             ) from problem
-        return Buffers(buffers, count, FORWARD_COST * len(chosen))
+        return Buffers({name: found[name] for name in task.model.buffers}, count, FORWARD_COST * len(chosen))
 
-    def _norms(self, model: nn.Module | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
-        modules = (model or self._model).modules()
-        return [module for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    def _norms(self, model: nn.Module, sent: Snapshot | None = None) -> list[nn.modules.batchnorm._BatchNorm]:
+        """Its batch-norm layers; of a model that was sent those alone whose statistics came with it."""
+        return [
+            module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and (sent is None or f"{name}.running_mean".lstrip(".") in sent.buffers)
+        ]
 
     def _batches(self, order: Tensor, size: int) -> list[Tensor]:
         """Batches in this order; under batch norm, a last sample on its own joins the batch before."""
         batches = list(torch.split(order, size))
-        if len(batches) > 1 and len(batches[-1]) == 1 and self._norms():
+        if len(batches) > 1 and len(batches[-1]) == 1 and self._norms(self._model):
             batches[-2:] = [torch.cat(batches[-2:])]
         return batches
 
-    def _take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def _take(self, indices: Tensor) -> Batch:
         """Samples, on the model's device: a map-style dataset gives them on the CPU."""
-        device = next(self._model.parameters()).device
-        inputs, targets = self.data.take(indices)
-        return inputs.to(device), targets.to(device)
+        batch = aligned(self._model, self.data.take(indices), self._forward)
+        if self.data.whole is None:  # tensors were looked at once, as a whole
+            self._require_counting(batch.targets)
+        return batch.to(next(self._model.parameters()).device)
 
-    def _taken(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The samples of each batch, a few batches looked up at a time."""
-        for start in range(0, len(batches), BATCHES_AT_ONCE):
-            together = batches[start : start + BATCHES_AT_ONCE]
-            inputs, targets = self._take(torch.cat(together))
-            sizes = [len(batch) for batch in together]
-            yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
+    def _require_counting(self, targets: Any) -> None:
+        """Refuse a sample whose only label does not count: it would be a sample all the same."""
+        ignored = getattr(self._loss, "ignore_index", None)
+        if ignored is not None and isinstance(targets, Tensor) and targets.dim() == 1 and ignored in targets:
+            raise DataError(
+                f"Client {self.data.name!r} has the label {ignored}, which does not count: leave those out."
+            )
+
+    def _taken(self, batches: list[Tensor]) -> Iterator[Batch]:
+        """The samples of each batch, a few batches looked up at a time where none is padded by itself."""
+        at_once = BATCHES_AT_ONCE if self.data.alike else 1
+        for start in range(0, len(batches), at_once):
+            together = batches[start : start + at_once]
+            yield from self._take(torch.cat(together)).split([len(batch) for batch in together])
+
+    def _outputs(self, model: Snapshot, parameters: Tensor, batch: Batch, *, twice: bool = False) -> Tensor:
+        """The model's outputs with these parameters."""
+        tensors = {**self._layout.unflatten(parameters), **model.buffers}
+        return run(self._model, batch, self._forward, tensors=tensors, twice=twice)
 
     def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
         """Gradient of the mean loss, L2 included, over the chosen samples."""
         self._model.eval()
         leaf = model.parameters.detach().requires_grad_()
-        total = torch.zeros_like(model.parameters)
+        total, counted = torch.zeros_like(model.parameters), 0.0
         for part in torch.split(chosen, CHUNK):
-            inputs, targets = self._take(part)
-            with differentiable_attention():
-                outputs = functional_call(self._model, {**self._layout.unflatten(leaf), **model.buffers}, (inputs,))
-            value = objective(self._loss, outputs, targets, leaf)
-            total += torch.autograd.grad(value, leaf)[0] * (len(part) / len(chosen))
+            batch = self._take(part)
+            value = objective(self._loss, self._outputs(model, leaf, batch, twice=True), batch.targets, leaf)
+            counts = amount(self._loss, batch.targets, len(batch))
+            total, counted = total + torch.autograd.grad(value, leaf)[0] * counts, counted + counts
+        total = total / self._required(counted)
         if not bool(torch.isfinite(total).all()):
             raise NumericalError("A gradient is NaN or infinite: check the model and the data.")
         return total
 
     def _mean_loss(self, model: Snapshot, chosen: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=model.parameters.dtype, device=model.parameters.device)
+        total, counted = torch.zeros((), dtype=model.parameters.dtype, device=model.parameters.device), 0.0
         with torch.no_grad():
-            tensors = {**self._layout.unflatten(model.parameters), **model.buffers}
             for part in torch.split(chosen, CHUNK):
-                inputs, targets = self._take(part)
-                outputs = functional_call(self._model, tensors, (inputs,))
-                value = objective(self._loss, outputs, targets, model.parameters)
-                total += value * (len(part) / len(chosen))
-        return total
+                batch = self._take(part)
+                outputs = self._outputs(model, model.parameters, batch)
+                counts = amount(self._loss, batch.targets, len(batch))
+                total += objective(self._loss, outputs, batch.targets, model.parameters) * counts
+                counted += counts
+        return total / self._required(counted)
+
+    def _required(self, counted: float) -> float:
+        """What the samples count; refused where none does."""
+        if not counted > 0:
+            raise DataError(f"No label of client {self.data.name!r} counts (ignore_index): leave the client out.")
+        return counted
 
     def _drawn(self, draw: Draw | None, exclude: Indices) -> Tensor:
         available = self.data.available(exclude)
@@ -310,9 +347,14 @@ class Client:
         self._model.eval()  # also for a kept operator: chunks beyond its budget are rebuilt from the model
         if self._curvature is None or self._curvature[0] != key:
             self._curvature = None  # free the old graphs before building new ones
-            inputs, targets = self._take(self._drawn(draw, exclude))
             curvature = Curvature(
-                self._model, model, inputs, targets, self._loss, kind=kind, budget_bytes=self._budget_bytes
+                self._model,
+                model,
+                self._take(self._drawn(draw, exclude)),
+                self._loss,
+                kind=kind,
+                budget_bytes=self._budget_bytes,
+                forward=self._forward,
             )
             self._curvature = (key, curvature)
         return self._curvature[1]

@@ -6,13 +6,15 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
+from expunge.core.batch import Forward
 from expunge.core.losses import Loss
+from expunge.core.vectors import shared_copy
 from expunge.errors import RequestError
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.engine import Cost
-from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.engines.local_data import Collate, Data, LocalData
 from expunge.federation.engines.workbench import SIDE_BY_SIDE, Workbench, can_record, side_by_side
 from expunge.federation.messages.tasks import Reply, Task, Train, payload_bytes
 
@@ -23,12 +25,14 @@ class LocalEngine:
     Args:
         model: any module; only its architecture is used.
         loss: the training loss.
-        datasets: client names and their samples (a pair of tensors or a map-style dataset).
+        datasets: client names and their samples, in any way that ``LocalData`` takes.
         boosts: factors by which malicious clients multiply their updates.
         validation: the server's own samples, from which the loss of those who stay is then taken.
         budget_bytes: what all clients together may keep between curvature products.
         compiled: compile the training step, where a GPU records it: a quarter of a minute once, then nearly twice as
             fast; for long trainings.
+        collate: makes a batch of samples; torch's own where it is not given.
+        forward: how the model is run on a batch, where calling it with the inputs is not enough.
 
     Example:
         >>> import torch
@@ -44,33 +48,41 @@ class LocalEngine:
         self,
         model: nn.Module,
         loss: Loss,
-        datasets: Mapping[str, tuple[Tensor, Tensor] | MapStyleDataset],
+        datasets: Mapping[str, Data],
         boosts: Mapping[str, float] | None = None,
         *,
-        validation: tuple[Tensor, Tensor] | MapStyleDataset | None = None,
+        validation: Data | None = None,
         budget_bytes: int = 4 << 30,
         compiled: bool = False,
+        collate: Collate | None = None,
+        forward: Forward | None = None,
     ) -> None:
         if not datasets:
             raise RequestError("A federation needs at least one client.")
         self.cost = Cost()
         self.on_round: Callable[[int], None] | None = None
-        workbench = copy.deepcopy(model)  # one for all: they take turns
-        own = None if validation is None else LocalData(validation, "validation")
-        self.validation = None if own is None else Client(own, workbench, loss)
+        workbench = shared_copy(model)  # one for all: they take turns
+        own = None if validation is None else LocalData(validation, "validation", collate)
+        self.validation = None if own is None else Client(own, workbench, loss, forward=forward)
         self._clients = {
             name: Client(
-                LocalData(data, name),
+                LocalData(data, name, collate),
                 workbench,
                 loss,
                 boost=(boosts or {}).get(name, 1.0),
                 budget_bytes=budget_bytes // len(datasets),
+                forward=forward,
             )
             for name, data in datasets.items()
         }
         self._known_model: dict[str, str] = {}
         self._benches = (
-            [Workbench(copy.deepcopy(model), loss, compiled=compiled) for _ in range(min(len(datasets), SIDE_BY_SIDE))]
+            [
+                Workbench(
+                    copy.deepcopy(model) if compiled else shared_copy(model), loss, compiled=compiled, forward=forward
+                )
+                for _ in range(min(len(datasets), SIDE_BY_SIDE))
+            ]
             if can_record(model)
             else []
         )
@@ -78,6 +90,11 @@ class LocalEngine:
     def clients(self) -> dict[str, int]:
         """Names and sample counts."""
         return {name: len(client.data) for name, client in self._clients.items()}
+
+    def local_data(self) -> tuple[LocalData, ...]:
+        """Everybody's samples, and the server's own."""
+        own = (self.validation,) if self.validation is not None else ()
+        return tuple(client.data for client in (*self._clients.values(), *own))
 
     def without(self, names: tuple[str, ...]) -> LocalEngine:
         """An engine on the same clients but these, with its own cost account: they have been switched off."""

@@ -1,68 +1,85 @@
-"""A client's own samples: tensors or any map-style dataset, read by index, checked before use."""
+"""A client's own samples: tensors, any map-style dataset or a loader of one, read by index, checked before use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
+from expunge.core.batch import Batch
 from expunge.errors import DataError, RequestError
+from expunge.federation.engines.collating import Collate, Rows, collated, opened
+
+__all__ = ["Collate", "Data", "LocalData", "MapStyleDataset"]
 
 
 class MapStyleDataset(Protocol):
-    """What ``torch.utils.data.Dataset`` promises: a length, and (input, target) pairs by index."""
+    """What ``torch.utils.data.Dataset`` promises: a length, and rows by index."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+Data = tuple[Any, Any] | Mapping[str, Any] | MapStyleDataset | DataLoader[Any] | Batch
+"""Samples with their targets, in any of the ways that ``LocalData`` takes."""
+
+
 class LocalData:
     """One client's samples.
 
     Args:
-        source: a pair of tensors (inputs, targets), or a map-style dataset of (input, target) pairs.
+        source: a pair of tensors or arrays (inputs, targets), where inputs may be several in a tuple or a dict; a dict
+            of tensors with ``labels`` in it; a map-style dataset of (input, target), ((input, input), target) or dicts;
+            a list of such; a DataLoader, whose dataset and collate function are used, not its order.
         name: the client's name, for error messages.
+        collate: makes a batch of rows, for instance by padding; torch's own where it is not given.
 
     Example:
         >>> data = LocalData((torch.zeros(3, 2), torch.tensor([0, 1, 1])), "ada")
-        >>> len(data), data.take([2])[1]
+        >>> len(data), data.take([2]).targets
         (3, tensor([1]))
     """
 
-    def __init__(self, source: tuple[Tensor, Tensor] | MapStyleDataset, name: str) -> None:
+    def __init__(self, source: Data, name: str, collate: Collate | None = None) -> None:
         self.name = name
-        self._tensors: tuple[Tensor, Tensor] | None = None
-        if isinstance(source, tuple) and len(source) == 2 and all(isinstance(part, Tensor) for part in source):
-            if len(source[0]) != len(source[1]):
-                raise DataError(f"Client {name!r} has {len(source[0])} inputs but {len(source[1])} targets.")
-            self._require_finite(*source)
-            self._tensors = source
-        elif not (hasattr(source, "__len__") and hasattr(source, "__getitem__")) or isinstance(source, tuple | str):
-            raise DataError(
-                f"The data of client {name!r} must be a pair of tensors or a map-style dataset, "
-                f"not {type(source).__name__}."
-            )
-        self._source = source
+        self._samples = opened(source, self._who, collate)
+        if isinstance(self._samples, Batch):
+            self._require_finite(self._samples)
         if len(self) == 0:
             raise DataError(f"Client {name!r} has no samples: leave it out of the federation.")
 
     def __len__(self) -> int:
-        return len(self._tensors[0]) if self._tensors else len(self._source)
+        return len(self._samples) if isinstance(self._samples, Batch) else len(self._samples.source)
 
-    def take(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples, stacked."""
-        if self._tensors:
-            chosen = torch.as_tensor(indices, device=self._tensors[0].device)
-            return self._tensors[0][chosen], self._tensors[1][chosen]
-        pairs = [self._pair(int(i)) for i in indices]
-        inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        targets = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
-        self._require_finite(inputs, targets)
-        return inputs, targets
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the person who asked should know of the data."""
+        return self._samples.warnings if isinstance(self._samples, Rows) else ()
+
+    @property
+    def alike(self) -> bool:
+        """Whether samples of several batches may be looked up together: none is padded to its batch."""
+        return isinstance(self._samples, Batch) or self._samples.collate is None
+
+    @property
+    def whole(self) -> Batch | None:
+        """All samples, where they are in tensors."""
+        return self._samples if isinstance(self._samples, Batch) else None
+
+    def take(self, indices: Sequence[int] | Tensor) -> Batch:
+        """Some samples as a batch."""
+        if isinstance(self._samples, Batch):
+            return self._samples.take(torch.as_tensor(indices))
+        rows = [self._samples.source[int(index)] for index in indices]
+        batch = collated(rows, self._who, self._samples.collate)
+        if len(batch) != len(rows):
+            raise DataError(f"{self._who} has a collate function that makes {len(batch)} samples of {len(rows)}.")
+        self._require_finite(batch)
+        return batch
 
     def first(self, count: int) -> LocalData:
         """Its first samples alone.
@@ -73,16 +90,16 @@ class LocalData:
         """
         if not 0 < count <= len(self):
             raise DataError(f"Client {self.name!r} has {len(self)} samples where its first {count} are asked for.")
-        if self._tensors:
-            return LocalData((self._tensors[0][:count], self._tensors[1][:count]), self.name)
-        return LocalData(Subset(cast(Dataset[Any], self._source), range(count)), self.name)
+        if isinstance(self._samples, Batch):
+            return LocalData(self._samples.split([count])[0], self.name)
+        return LocalData(Subset(self._samples.source, range(count)), self.name, self._samples.collate)
 
     def available(self, exclude: Sequence[int] = ()) -> Tensor:
         """Indices of all samples but the excluded ones, where the samples are: no transfer for every batch."""
         keep = torch.ones(len(self), dtype=torch.bool)
         keep[self.checked(exclude)] = False
         indices = keep.nonzero().squeeze(1)
-        return indices.to(self._tensors[0].device) if self._tensors else indices
+        return indices.to(next(self._samples.tensors()).device) if isinstance(self._samples, Batch) else indices
 
     def checked(self, indices: Sequence[int]) -> Tensor:
         """The indices as a tensor, refused where one is not this client's."""
@@ -91,13 +108,13 @@ class LocalData:
             raise RequestError(f"Client {self.name!r} has samples 0 to {len(self) - 1} only: check the indices.")
         return chosen
 
-    def _pair(self, index: int) -> Any:
-        assert not isinstance(self._source, tuple)
-        pair = self._source[index]
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(f"The dataset of client {self.name!r} must give (input, target) pairs.")
-        return pair
+    @property
+    def _who(self) -> str:
+        return f"The data of client {self.name!r}"
 
-    def _require_finite(self, *tensors: Tensor) -> None:
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-            raise DataError(f"The data of client {self.name!r} has a NaN or infinite value: clean it first.")
+    def _require_finite(self, batch: Batch) -> None:
+        """No NaN, and nothing infinite in a plain pair: a mask may be minus infinity."""
+        plain = batch.pair is not None
+        for tensor in batch.tensors():
+            if not bool((torch.isfinite(tensor) if plain else ~torch.isnan(tensor)).all()):
+                raise DataError(f"{self._who} has a NaN or infinite value: clean it first.")

@@ -15,7 +15,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
-from expunge.core.losses import Loss
+from expunge.core.batch import Batch, Forward, run
+from expunge.core.losses import Loss, mean_loss
 from expunge.core.vectors import Snapshot
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.recipe import SGD, Adam, second_moments
@@ -29,7 +30,7 @@ WARM_UP = 3
 
 def weighted_loss(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """The samples' losses, each times its weight, summed."""
-    return torch.dot(loss.per_sample(model(inputs), targets), weights)
+    return torch.dot(loss.per_sample(run(model, Batch.of(inputs, targets)), targets), weights)
 
 
 @cache
@@ -60,12 +61,21 @@ class Workbench:
         loss: the training loss.
         record: record the step as a CUDA graph; False computes it plainly, on any device.
         compiled: compile the step before it is recorded.
+        forward: how the model is run on a batch; such steps, and those on other batches than two tensors, are plain.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, *, record: bool = True, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        record: bool = True,
+        compiled: bool = False,
+        forward: Forward | None = None,
+    ) -> None:
         self.model = model.to(memory_format=torch.channels_last) if compiled else model  # type: ignore[call-overload]
         self._compiled = compiled
-        self._loss = loss
+        self._loss, self._forward = loss, forward
         self._stream = torch.cuda.Stream() if record else None  # type: ignore[no-untyped-call]
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._rule: SGD | Adam = SGD()
@@ -144,12 +154,15 @@ class Workbench:
                 if isinstance(value, Tensor):
                     value.zero_()
 
-    def step(self, inputs: Tensor, targets: Tensor, batch_size: int, learning_rate: float) -> None:
+    def step(self, batch: Batch, batch_size: int, learning_rate: float) -> None:
         """One step on these samples, the mean of their losses."""
-        size = len(inputs)
-        if self._stream is None or (self._batch_norm and size != batch_size) or self._dampened:
-            self._descend(inputs, targets, learning_rate)
+        pair, size = self._recordable(batch, batch_size), len(batch)
+        if pair is None:
+            self._descend(
+                lambda: mean_loss(self._loss, run(self.model, batch, self._forward), batch.targets), learning_rate
+            )
             return
+        inputs, targets = pair
         adaptive = self._rule.adaptive
         key = (batch_size, adaptive or learning_rate, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
         if self._step is None or self._step[0] != key:
@@ -174,7 +187,7 @@ class Workbench:
 
     def _recorded(self, learning_rate: float) -> Callable[[], None]:
         """The step on what then lies in the bench's own tensors, short batches filled up with weight zero."""
-        plain = partial(self._descend, self._inputs, self._targets, learning_rate, self._weights)
+        plain = partial(self._descend, self._weighted, learning_rate)
         before = Snapshot.of(self.model)
         try:
             plain()
@@ -192,19 +205,28 @@ class Workbench:
         self._forget_steps()
         return graph.replay
 
-    def _descend(self, inputs: Tensor, targets: Tensor, learning_rate: float, weights: Tensor | None = None) -> None:
+    def _recordable(self, batch: Batch, batch_size: int) -> tuple[Tensor, Tensor] | None:
+        """The two tensors of a batch whose step can be recorded: one loss a sample, all of which count the same."""
+        odd = self._stream is None or self._forward is not None or (self._batch_norm and len(batch) != batch_size)
+        pair = None if odd or self._dampened else batch.pair
+        return pair if pair is not None and self._loss.mass(pair[1]) is None else None
+
+    def _mean(self, batch: Batch) -> Tensor:
+        return mean_loss(self._loss, run(self.model, batch, self._forward), batch.targets)
+
+    def _weighted(self) -> Tensor:
+        """The loss of what lies in the bench's own tensors."""
+        of = compiled_loss() if self._compiled else weighted_loss
+        return of(self.model, self._loss, self._inputs, self._targets, self._weights)
+
+    def _descend(self, loss: Callable[[], Tensor], learning_rate: float) -> None:
         group = self._optimiser.param_groups[0]
         if not isinstance(group["lr"], Tensor):
             group["lr"] = learning_rate
         elif not torch.cuda.is_current_stream_capturing():
             group["lr"].fill_(learning_rate)
         self._optimiser.zero_grad(set_to_none=True)
-        if weights is None:
-            value = self._loss.per_sample(self.model(inputs), targets).mean()
-        else:
-            of = compiled_loss() if self._compiled else weighted_loss
-            value = of(self.model, self._loss, inputs, targets, weights)
-        value.backward()  # type: ignore[no-untyped-call]
+        loss().backward()  # type: ignore[no-untyped-call]
         self._pull_back()
         self._optimiser.step()
 

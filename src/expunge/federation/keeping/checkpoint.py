@@ -12,10 +12,15 @@ from expunge.federation.keeping.tensor_file import read_tensors, reading, write_
 
 KIND, VERSION = "checkpoint", 1
 
+LOCAL = "local"
+"""In the content: names of buffers that are not in the file, since they stay with the clients."""
+
 
 def save_snapshot(snapshot: Snapshot, model: nn.Module, path: Path) -> None:
     """Write parameters and buffers as one named tensor each."""
-    write_tensors(path, KIND, VERSION, {**Layout.of(model).unflatten(snapshot.parameters), **snapshot.buffers}, None)
+    left_out = [name for name, _ in model.named_buffers() if name not in snapshot.buffers]
+    tensors = {**Layout.of(model).unflatten(snapshot.parameters), **snapshot.buffers}
+    write_tensors(path, KIND, VERSION, tensors, {LOCAL: left_out} if left_out else None)
 
 
 def load_snapshot(model: nn.Module, path: Path) -> Snapshot:
@@ -23,8 +28,9 @@ def load_snapshot(model: nn.Module, path: Path) -> Snapshot:
 
     One that expunge did not write has no digest: of that one names, shapes and numbers are checked.
     """
-    tensors = read_tensors(path, KIND, VERSION).tensors
-    layout, own_buffers = Layout.of(model), dict(model.named_buffers())
+    file = read_tensors(path, KIND, VERSION)
+    tensors, left_out = file.tensors, set((file.content or {}).get(LOCAL, ()))
+    layout, own_buffers = Layout.of(model), {n: own for n, own in model.named_buffers() if n not in left_out}
     expected = dict(layout.shapes) | {name: b.shape for name, b in own_buffers.items()}
     for name in sorted(tensors.keys() ^ expected.keys()):
         raise ModelError(f"The checkpoint {path} is of another architecture: {name!r} is in only one of the two.")
@@ -34,7 +40,7 @@ def load_snapshot(model: nn.Module, path: Path) -> Snapshot:
             raise ModelError(
                 f"The checkpoint {path} is of another architecture: {name!r} is {found} there and {tuple(shape)} here."
             )
-    like = next(model.parameters())
+    like = layout.like(model)
     with reading(path, KIND):
         buffers = {name: tensors[name].to(like.device) for name in own_buffers}
         snapshot = Snapshot(layout.flatten(tensors).to(like), buffers, layout)

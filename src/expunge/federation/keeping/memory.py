@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from expunge.core.vectors import Layout, Snapshot, weighted_sum
+from expunge.core.vectors import Chosen, Layout, Snapshot, weighted_sum
 from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
 from expunge.federation.keeping.place import Place
@@ -49,6 +49,8 @@ class Memory:
     Args:
         model: the model with its starting weights; without it nothing can be checked, and updates are flat vectors.
         recipe: how clients and server train; plain SGD and plain averaging where nothing is said.
+        parameters: those that the federation trains together, where they are not all that are trainable: names of
+            parameters or of layers, or a function of a name. The others are neither sent nor changed.
 
     Example:
         >>> memory = Memory()
@@ -59,8 +61,18 @@ class Memory:
         ('bob',)
     """
 
-    def __init__(self, model: nn.Module | Snapshot | None = None, recipe: Recipe | None = None) -> None:
-        snapshot = Snapshot.of(model) if isinstance(model, nn.Module) else model
+    def __init__(
+        self,
+        model: nn.Module | Snapshot | None = None,
+        recipe: Recipe | None = None,
+        parameters: Chosen | None = None,
+    ) -> None:
+        if parameters is not None and not isinstance(model, nn.Module):
+            raise RequestError("To choose parameters, make the memory with its model: Memory(model, parameters=...).")
+        snapshot = Snapshot.of(model, parameters) if isinstance(model, nn.Module) else model
+        self.parameters: tuple[str, ...] | None = None
+        if parameters is not None and snapshot is not None:
+            self.parameters = tuple(name for name, _ in snapshot.layers().shapes)
         self.recipe = recipe if recipe is not None else Recipe()
         self._layout = snapshot.layout if snapshot is not None else None
         self._stretches: list[Stretch] = []
@@ -156,7 +168,7 @@ class Memory:
         """A memory of its own with the same content."""
         other = Memory(recipe=self.recipe)
         other._layout, other._stretches, other._kept = self._layout, list(self._stretches), list(self._kept)
-        other._place = self._place
+        other._place, other.parameters = self._place, self.parameters
         return other
 
     def bound_to(self, model: Snapshot, momentum: Tensor | None = None) -> Memory:
@@ -254,7 +266,7 @@ class Memory:
 
     def _without_one(self, gone: str) -> Memory:
         other = Memory(recipe=self.recipe)
-        other._layout = self._layout
+        other._layout, other.parameters = self._layout, self.parameters
         numbers = [number for number, each in enumerate(self._kept) if each.without(gone) is not None]
         other._kept = [left for each in self._kept if (left := each.without(gone)) is not None]
         for stretch in self._stretches:

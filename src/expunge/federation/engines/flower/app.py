@@ -10,8 +10,9 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from expunge.core.losses import as_loss
+from expunge.errors import ExpungeError
 from expunge.federation.engines.flower.mods import BYPASSED, bypassed_mods, changing, named, require_yes
-from expunge.federation.engines.flower.notes import STAMP
+from expunge.federation.engines.flower.notes import PROBLEM, STAMP
 from expunge.federation.engines.flower.records import NAME
 from expunge.federation.engines.flower.site import HELLO, TASK, MakeSite, Site, answer_hello, answer_task
 from expunge.federation.engines.flower.watching import Watch
@@ -57,10 +58,14 @@ def unlearning_mod(site: MakeSite, *, answers_bypass_mods: bool = False) -> Mod:
 
 
 def _stamp(reply: Message, own: Site, watch: Watch) -> ConfigRecord:
-    """Who trained, with how many samples, and how."""
-    note = watch.note(lambda: _arrays(reply), as_loss(own.loss, own.l2).l2)
+    """Who trained, with how many samples, and how; or why it could not answer later."""
+    try:
+        samples = len(own.checked())
+        note = watch.note(lambda: _arrays(reply), as_loss(own.loss, own.l2).l2)
+    except ExpungeError as problem:
+        return ConfigRecord({"site": own.name, PROBLEM: str(problem)})
     how = note.facts() if note is not None else {}
-    return ConfigRecord({"site": own.name, "samples": own.samples, **how})
+    return ConfigRecord({"site": own.name, "samples": samples, **how})
 
 
 def _arrays(message: Message) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from expunge.federation.training.recipe import SGD, Adam, Recipe
 STAMP = "expunge"
 """The record in a training reply that names the site; strategies look at array and metric records only."""
 
+PROBLEM = "cannot-help"
+"""In the stamp of a site that could not do a task later: why."""
+
 Rule = SGD | Adam
 """The optimisers that can be read from torch's, and kept in a store."""
 

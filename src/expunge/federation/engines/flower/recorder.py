@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from expunge.core.vectors import Snapshot, weighted_sum
+from expunge.core.vectors import Snapshot, shared_copy, weighted_sum
 from expunge.errors import RequestError
 from expunge.federation.engines.flower.attendance import Attendance
 from expunge.federation.engines.flower.legacy import Modern
@@ -72,7 +72,8 @@ class Recorder(Strategy):
         self._stated = Statement(optimiser, learning_rate, batch_size, local_epochs, proximal_mu(self._strategy))
         self._store = StateStore(store)
         self._attendance = Attendance(self._store.book)
-        self._model = copy.deepcopy(model).cpu()
+        here = all(own.device.type == "cpu" for own in model.parameters())
+        self._model = shared_copy(model) if here else copy.deepcopy(model).cpu()
         self._names = Names(self._model)
         self._memory: Memory | None = None
         self._schedule: Schedule | None = None
@@ -82,7 +83,14 @@ class Recorder(Strategy):
 
     @property
     def arrays(self) -> ArrayRecord:
-        """What to start from: ``recorder.start(grid, recorder.arrays)``; the stored model, or else the given one."""
+        """What to start from: ``recorder.start(grid, recorder.arrays)``; the stored model, or else the given one.
+
+        Of a model with PEFT's adapters it is their state dict, under PEFT's own names.
+        """
+        if type(self._model).__module__.startswith("peft."):
+            import peft
+
+            return ArrayRecord(peft.get_peft_model_state_dict(self._model))
         return ArrayRecord(self._model.state_dict())
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *arguments: Any, **named: Any) -> Result:
@@ -260,7 +268,9 @@ class Recorder(Strategy):
             moments={name: own.moments for name, own in sent.items() if own.moments},
         )
         require_followed(self._name, self._server, before, _mean(sent), parameters, len(sent))
-        buffers = {name: _like(buffer, aggregated.get(name, buffer)) for name, buffer in self._model.named_buffers()}
+        # What is never sent stays at the sites: statistics of norms that are their own (FedBN), or a frozen base's.
+        own = {name: buffer for name, buffer in self._model.named_buffers() if name in aggregated}
+        buffers = {name: _like(buffer, aggregated[name]) for name, buffer in own.items()}
         snapshot = Snapshot(parameters, buffers, layout)
         memory = memory.bound_to(snapshot, memory.server_momentum)  # so that roundings of many rounds do not add up
         counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}

@@ -9,10 +9,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor, nn
 
-from expunge.core.vectors import Layout
+from expunge.core.vectors import Layout, named_as
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.flower.legacy import declined
-from expunge.federation.engines.flower.notes import STAMP, Note
+from expunge.federation.engines.flower.notes import PROBLEM, STAMP, Note
 from expunge.federation.engines.flower.trainings import Statement, Training
 
 
@@ -29,7 +29,7 @@ class Contribution:
 
 
 class Names:
-    """What the arrays of a message are called in the model; those of a legacy client are only numbered."""
+    """What the arrays of a message are called in the model, or in a wrapper of it; a legacy client numbers them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layout = Layout.of(model)
@@ -40,6 +40,9 @@ class Names:
         given, trained = list(keys), [name for name, _ in self.layout.shapes]
         if set(trained) <= set(given):
             return {key: key for key in given}
+        known = named_as([*trained, *self._all], given)
+        if set(trained) <= known.keys():
+            return {key: name for name, key in known.items()}
         for names in (self._all, trained):
             if len(names) == len(given):
                 return dict(zip(given, names, strict=True))
@@ -123,6 +126,8 @@ class Reading:
 def _stamped(stamp: ConfigRecord) -> tuple[str, int]:
     """The site that trained, and its sample count."""
     name, samples = stamp.get("site"), stamp.get("samples")
+    if isinstance(problem := stamp.get(PROBLEM), str):
+        raise RequestError(f"Site {name!r} trains, but could not help to forget: {problem}")
     if not isinstance(name, str) or not name:
         raise RequestError("A training reply has a stamp without the name of its site: give its Site(...) one.")
     if type(samples) is not int or samples <= 0:

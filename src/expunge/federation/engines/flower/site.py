@@ -12,15 +12,17 @@ from types import NoneType
 from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
+from expunge.core.batch import Forward
 from expunge.core.losses import as_loss
 from expunge.core.vectors import Layout
 from expunge.errors import DataError, ExpungeError
 from expunge.federation.engines.client import Client
+from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.flower.records import facts_of, packed_of, to_arrays, to_records, to_tensors
-from expunge.federation.engines.local_data import LocalData, MapStyleDataset
+from expunge.federation.engines.local_data import Collate, Data, LocalData, MapStyleDataset
 from expunge.federation.messages.tasks import Task
 from expunge.federation.messages.wire import WIRE_VERSION, UnknownModelError, pack, unpack
 from expunge.version import __version__
@@ -43,29 +45,39 @@ class Site:
     Attributes:
         name: unique in the federation, the same for ever: forgetting is asked for by this name.
         model: any module; it works on the device that the model is on, and overwrites the weights.
-        data: a pair of tensors (inputs, labels) or a map-style dataset of such pairs.
+        data: a pair of tensors (inputs, labels), a map-style dataset, a DataLoader, or what else ``LocalData`` takes.
         loss: the training loss: a name or what ``core.losses.as_loss`` takes.
         l2: weight of the L2 term of the training loss.
         boost: factor on its updates when expunge trains it: 1 unless a test plays a malicious site.
+        collate: makes a batch of samples, for instance by padding; a DataLoader's own, or torch's, by default.
+        forward: ``forward(model, batch)`` gives the outputs, where calling the model with the inputs does not.
     """
 
     name: str
     model: nn.Module
-    data: tuple[Tensor, Tensor] | MapStyleDataset
+    data: Data
     loss: object = "cross_entropy"
     l2: float = 0.0
     boost: float = 1.0
+    collate: Collate | None = None
+    forward: Forward | None = None
 
     @property
     def samples(self) -> int:
         """How many it has."""
-        return len(self.data[0] if isinstance(self.data, tuple) else self.data)
+        return len(LocalData(self.data, self.name, self.collate))
+
+    def checked(self) -> LocalData:
+        """Its samples, refused where they, the model and the loss do not go together."""
+        data = LocalData(self.data, self.name, self.collate)
+        require_fitting(self.model, data, as_loss(self.loss, self.l2), self.forward)
+        return data
 
     def client(self, first: int | None = None) -> Client:
         """The one who works on the data, or on its first samples."""
-        data = LocalData(self.data, self.name)
+        data = LocalData(self.data, self.name, self.collate)
         own = data if first is None else data.first(first)
-        return Client(own, self.model, as_loss(self.loss, self.l2), boost=self.boost)
+        return Client(own, self.model, as_loss(self.loss, self.l2), boost=self.boost, forward=self.forward)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,347 @@
+"""The factors of the Gauss-Newton matrix, layer by layer (`kronecker.py`): one forward and one backward pass.
+
+The gradients are those of targets drawn from the model's own predictions, not of the labels: their mean square is the
+Gauss-Newton matrix.
+
+Parameters of other layers get the diagonal. Of a norm's scale and shift, and of a bias alone, a sample's gradient is a
+sum over its positions of what the hooks see anyway. Of the rest (recurrent layers, grouped convolutions, parameters
+outside all layers) it is estimated: with random signs, the gradient of a few samples together has, in expectation, the
+sum of their squares as its square.
+
+An embedding whose weight is also that of the output layer has the products of both; what is left out is the curvature
+between the two uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from expunge.core.batch import Batch, Forward, aligned, run
+from expunge.core.curvature import require_evaluation_mode
+from expunge.core.kronecker import Block, Factors
+from expunge.core.layers import (
+    columns_of,
+    counts_of,
+    is_over_tokens,
+    is_table,
+    product_shape,
+    rows_of,
+    scale_gradients,
+    scale_parameters,
+)
+from expunge.core.losses import Loss, amount
+from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import DataError, NumericalError
+
+Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+
+CHUNK = 250
+ANSWERS = 1 << 26
+"""At most so many outputs are made in one pass."""
+PARTS = 40
+"""At least so many groups of samples estimate a diagonal, where no hook can tell it."""
+PROBES = (1, 3)
+"""So many samples a pass to find out along which dimension a layer sees samples."""
+WIDEST = 1 << 14
+"""A longer side of a layer is a diagonal."""
+NUMBERS = 1 << 29
+"""At most so many numbers are kept for all layers together; the longest sides are diagonals until it is so."""
+
+
+def kronecker_factors(
+    model: nn.Module, snapshot: Snapshot, batch: Batch, loss: Loss, *, seed: int = 0, forward: Forward | None = None
+) -> Factors:
+    """The factors of the mean loss's curvature over these samples: one forward and one backward pass.
+
+    Args:
+        model: the architecture, in evaluation mode.
+        snapshot: parameters and buffers.
+        batch: the samples; of their labels only what they count is looked at.
+        loss: says what the model's predictions mean.
+        seed: of the drawn targets.
+        forward: how the model is run, where calling it is not enough.
+
+    Example:
+        >>> from expunge.core.losses import SquaredError
+        >>> model = nn.Linear(2, 1, bias=False).eval()
+        >>> batch = Batch.of(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 1))
+        >>> found = kronecker_factors(model, Snapshot.of(model), batch, SquaredError())
+        >>> found.blocks[0].name, found.values[:3]  # the triangle of a a'
+        ('', tensor([1., 2., 4.]))
+    """
+    require_evaluation_mode(model)
+    batch, count = aligned(model, batch, forward), len(batch)
+    counted = amount(loss, batch.targets, count)
+    if not counted > 0:
+        raise DataError("Curvature needs at least one sample, and one label that counts.")
+    pass_ = _Pass(model, snapshot, batch.take(torch.zeros(1, dtype=torch.int64)), forward)
+    generator = torch.Generator().manual_seed(seed)
+    size = max(1, min(CHUNK, ANSWERS // max(1, pass_.answers)))
+    size = min(size, -(-count // PARTS)) if pass_.estimated else size
+    for part in batch.split(size):
+        pass_.add(part, loss, generator, scale=(count / counted) ** 0.5)
+    values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * count])]) / count
+    if not bool(torch.isfinite(values).all()):
+        raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
+    return Factors(values, pass_.blocks)
+
+
+class _Pass:
+    """Adds up factors over parts of the data, with hooks on the layers."""
+
+    def __init__(self, model: nn.Module, snapshot: Snapshot, sample: Batch, forward: Forward | None) -> None:
+        self._model, self._snapshot, self._run = model, snapshot, forward
+        layout = Layout.of(model)
+        self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
+        self._owners = _owners(model)
+        self._alone = {own for own, count in self._owners.items() if count == 1}
+        self.answers = 0
+        self._last: Any = None
+        products, scales = self._products(), self._scales()
+        calls = self._probed([*chain.from_iterable(products.values()), *scales.values()], sample)
+        self._layers = {name: own for name, own in products.items() if all(layer in calls for layer in own)}
+        self.blocks = _affordable([_block(name, own, calls, self._last) for name, own in self._layers.items()])
+        covered = {name for block in self.blocks for name in block.parameters}
+        self._told = {
+            name: [own for own in names if _joined(name, own) not in covered]
+            for name, names in self._readable(scales, calls).items()
+        }
+        self._told = {name: names for name, names in self._told.items() if names}
+        self._scaling = {name: scales[name] for name in self._told}
+        told = {_joined(name, own) for name, names in self._told.items() for own in names}
+        self.others = [name for name, _ in layout.shapes if name not in covered]
+        self.estimated = [name for name in self.others if name not in told]
+        self._inputs = {block.name: self._zeros(block, 0) for block in self.blocks}
+        self._outputs = {block.name: self._zeros(block, 1) for block in self.blocks}
+        self._squares = {name: torch.zeros_like(self._own[name]) for name in self.others}
+        self._of_samples: dict[str, Tensor] = {}
+        self._samples = 0
+
+    def _zeros(self, block: Block, side: int) -> Tensor:
+        length, diagonal = block.sides[side]
+        return self._snapshot.parameters.new_zeros(block.terms, length, *([] if diagonal else [length]))
+
+    def _products(self) -> dict[str, list[Any]]:
+        """Layers whose every use is ``W a``, and whose weight is trained and nobody else's.
+
+        A table and the linear layer that share a weight, as where a language model starts and ends, are two in one.
+        """
+        found: dict[str, list[Any]] = {}
+        tied: dict[int, list[Any]] = {}
+        for name, module in self._model.named_modules():
+            if product_shape(module) is None:
+                continue
+            own = dict(module.named_parameters(recurse=False))
+            if all(_joined(name, each) in self._own and id(own[each]) in self._alone for each in own):
+                found[name] = [module]
+            elif list(own) == ["weight"]:
+                tied.setdefault(id(module.weight), []).append(module)
+        for name, module in self._model.named_modules():
+            pair = tied.get(id(getattr(module, "weight", None)), [])
+            if _joined(name, "weight") in self._own and _is_tied_pair(pair, self._owners):
+                found[name] = sorted(pair, key=is_table)  # the linear layer first
+        return found
+
+    def _scales(self) -> dict[str, Any]:
+        """Layers with scales, shifts or biases that are trained, and nobody else's."""
+        found: dict[str, Any] = {}
+        for name, module in self._model.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            names = [each for each in scale_parameters(module) if _joined(name, each) in self._own]
+            if names and all(id(own[each]) in self._alone for each in names):
+                found[name] = module
+        return found
+
+    def _probed(self, layers: list[Any], sample: Batch) -> dict[Any, list[_Call]]:
+        """How each layer is called by the forward pass; torch's attention has one that it never calls.
+
+        A first dimension of another meaning than samples is of the right size for one number of samples at most, so
+        two numbers are tried.
+        """
+        seen: dict[Any, list[_Call]] = {}
+        made: dict[Any, Tensor] = {}
+
+        def noting(count: int) -> Hook:
+            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+                made[layer] = outputs
+                if not inputs or not isinstance(outputs, Tensor):
+                    seen.setdefault(layer, []).append(_Call(False, False, ()))
+                    return
+                given = inputs[0].detach()
+                by_sample = given.dim() > 0 and len(given) == count and len(outputs) == count
+                names = scale_parameters(layer, given, outputs.detach())
+                seen.setdefault(layer, []).append(_Call(is_over_tokens(layer, given, count), by_sample, names))
+
+            return hook
+
+        for count in PROBES:
+            several = sample.take(torch.zeros(count, dtype=torch.int64))
+            outputs, _ = self._forward(several, [(layer, noting(count)) for layer in dict.fromkeys(layers)])
+            self.answers = outputs.numel() // count
+            whose = [layer for layer, own in made.items() if own is outputs]
+            self._last = whose[0] if len(whose) == 1 and self._last in (None, whose[0]) else None
+        return seen
+
+    def _readable(self, scales: dict[str, Any], calls: dict[Any, list[_Call]]) -> dict[str, tuple[str, ...]]:
+        """Layers that see samples along the first dimension whenever they are called, and which scales they have."""
+        found = {}
+        for name, layer in scales.items():
+            own = calls.get(layer, [])
+            names = tuple(each for each in (own[0].scales if own else ()) if _joined(name, each) in self._own)
+            if names and all(call.by_sample and call.scales == own[0].scales for call in own):
+                found[name] = names
+        return found
+
+    def _forward(self, batch: Batch, hooks: list[tuple[Any, Hook]]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The outputs, with hooks on layers while they are made, and the tensors that they can be differentiated in."""
+        tensors = {name: part.clone().requires_grad_() for name, part in self._own.items()}
+        handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
+        try:
+            own = {**tensors, **self._snapshot.buffers}
+            outputs = run(self._model, batch, self._run, tensors=own, twice=True)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return outputs, tensors
+
+    def add(self, batch: Batch, loss: Loss, generator: torch.Generator, *, scale: float) -> None:
+        """One more part of the data; gradients are taken times ``scale``."""
+        self._samples, self._of_samples = len(batch), {}
+        hooks = [(layer, self._watch(block, layer)) for block in self.blocks for layer in self._layers[block.name]]
+        hooks += [(layer, self._watch_scales(name)) for name, layer in self._scaling.items()]
+        outputs, tensors = self._forward(batch, hooks)
+        drawn = loss.sampled_gradients(outputs.detach(), batch.targets, generator)
+        signs = scale * (2.0 * torch.randint(2, (len(batch),), generator=generator).to(drawn) - 1)
+        drawn = drawn * signs.view(-1, *[1] * (drawn.dim() - 1))
+        # All parameters are asked for, so that the backward pass comes by every layer's hook.
+        gradients = torch.autograd.grad(outputs, list(tensors.values()), drawn, allow_unused=True)
+        for name, gradient in zip(self._own, gradients, strict=True):
+            if name in self._of_samples:
+                self._squares[name] += self._of_samples[name].square().sum(dim=0)
+            elif name in self._squares and gradient is not None:
+                self._squares[name] += gradient.square()
+
+    def _watch(self, block: Block, watched: Any) -> Hook:
+        of_inputs, of_outputs = self._inputs[block.name], self._outputs[block.name]
+        terms = block.terms
+        if len(self._layers[block.name]) == 2:  # the last term is the table's, which has its rows where z is, W = W'
+            of_inputs, of_outputs = (of_inputs[:-1], of_outputs[:-1])
+            terms -= 1
+            if is_table(watched):
+                of_inputs, of_outputs = self._outputs[block.name][-1:], self._inputs[block.name][-1:]
+                terms = 1
+
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            given = inputs[0].detach()
+            if isinstance(layer, nn.Embedding):
+                counts = counts_of(layer, given)
+                (of_inputs[0] if of_inputs.dim() == 2 else of_inputs[0].diagonal()).add_(counts)
+            else:
+                self._add(of_inputs, self._apart(terms, rows_of(layer, given)))
+
+            def backward(gradient: Tensor) -> None:
+                parts = self._apart(terms, columns_of(layer, gradient, given))
+                self._add(of_outputs, [part / (len(part) / self._samples) ** 0.5 for part in parts])
+
+            # A tensor's own hook sees the gradient of this value even where a later layer works in place.
+            outputs.register_hook(backward)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _watch_scales(self, name: str) -> Hook:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            given = inputs[0].detach()
+
+            def backward(gradient: Tensor) -> None:
+                for own, found in scale_gradients(layer, gradient, given).items():
+                    key = _joined(name, own)
+                    if own in self._told[name]:
+                        before = self._of_samples.get(key)
+                        self._of_samples[key] = found if before is None else before + found
+
+            outputs.register_hook(backward)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    @staticmethod
+    def _add(totals: Tensor, parts: list[Tensor]) -> None:
+        for total, part in zip(totals, parts, strict=True):
+            total += part.T @ part if total.dim() == 2 else part.square().sum(dim=0)
+
+    def _apart(self, terms: int, rows: Tensor) -> list[Tensor]:
+        """The rows of all positions; of two terms, each sample's mean times the root of P, and the rows without it."""
+        if terms == 1:
+            return [rows]
+        rows = rows.reshape(self._samples, -1, rows.shape[1])
+        mean = rows.mean(dim=1, keepdim=True)
+        return [mean.squeeze(1) * rows.shape[1] ** 0.5, (rows - mean).flatten(0, 1)]
+
+    def totals(self) -> list[Tensor]:
+        """Sums over all samples so far, in the order of the flat vector."""
+        found = []
+        for block in self.blocks:
+            for term in zip(self._inputs[block.name], self._outputs[block.name], strict=True):
+                for matrix in term:
+                    if matrix.dim() == 1:
+                        found.append(matrix)
+                        continue
+                    rows, columns = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
+                    found.append(matrix[rows, columns])
+        return [*found, *(self._squares[name].flatten() for name in self.others)]
+
+
+class _Call:
+    """How the forward pass called a layer, once."""
+
+    def __init__(self, over_tokens: bool, by_sample: bool, scales: tuple[str, ...]) -> None:
+        self.over_tokens, self.by_sample, self.scales = over_tokens, by_sample, scales
+
+
+def _owners(model: nn.Module) -> dict[int, int]:
+    """How many layers have each parameter."""
+    owners: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return owners
+
+
+def _is_tied_pair(layers: list[Any], owners: dict[int, int]) -> bool:
+    """Whether these are a table and a linear layer, and nobody else has their weight."""
+    kinds = sorted(type(layer) is nn.Linear for layer in layers)
+    return kinds == [False, True] and any(map(is_table, layers)) and owners[id(layers[0].weight)] == 2
+
+
+def _block(name: str, layers: list[Any], calls: dict[Any, list[_Call]], last: Any) -> Block:
+    """Two terms where it is called once, with samples along the first dimension and tokens of theirs along others."""
+    layer, shape = layers[0], product_shape(layers[0])
+    assert shape is not None
+    terms = 2 if [call.over_tokens for call in calls[layer]] == [True] * len(PROBES) else 1
+    table = is_table(layer)
+    alone = len(layers) == 1 and layer is last and len(calls[layer]) == len(PROBES)
+    return Block(name, *shape[:3], terms + len(layers) - 1, shape.transposed, "i" if table else "", alone)
+
+
+def _affordable(blocks: list[Block]) -> tuple[Block, ...]:
+    """The blocks with the longest sides as diagonals, as far as all would take too much."""
+    limit = WIDEST
+    while True:
+        found = [_limited(block, limit) for block in blocks]
+        if sum(block.numbers for block in found) <= NUMBERS or limit < 2:
+            return tuple(found)
+        limit = max(side for block in found for side, diagonal in block.sides if not diagonal) - 1
+
+
+def _limited(block: Block, longest: int) -> Block:
+    sides = zip("io", block.sides, strict=True)
+    wide = "".join(which for which, (side, diagonal) in sides if diagonal or side > longest)
+    return replace(block, diagonal=wide)
+
+
+def _joined(layer: str, parameter: str) -> str:
+    return f"{layer}.{parameter}" if layer else parameter

@@ -1,0 +1,306 @@
+"""Layers beside the linear one they are, norms beside the exact diagonal, and sides that are too wide or too large."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from core.dense_curvature import DOUBLE, curvature_of, dense, gauss_newton, labelled, seeded
+from expunge.core import eigen, factors
+from expunge.core.batch import Batch
+from expunge.core.eigen import basis
+from expunge.core.factors import kronecker_factors
+from expunge.core.kronecker import KroneckerCurvature
+from expunge.core.losses import CrossEntropy, SquaredError
+from expunge.core.vectors import Layout, Snapshot
+
+
+def test_a_convolution_over_one_dimension_is_one_over_two() -> None:
+    options = {"padding": 1, "stride": 2, "dilation": 1}
+    line = nn.Sequential(nn.Conv1d(2, 3, 3, **options), nn.Flatten()).double().eval()
+    plane = nn.Sequential(nn.Conv2d(2, 3, (1, 3), stride=(1, 2), padding=(0, 1)), nn.Flatten()).double().eval()
+    plane[0].weight.data, plane[0].bias.data = line[0].weight.data.unsqueeze(2), line[0].bias.data
+    inputs = torch.randn(9, 2, 7, generator=seeded(), dtype=DOUBLE)
+    own = kronecker_factors(line, Snapshot.of(line), labelled(inputs), SquaredError())
+    its = kronecker_factors(plane, Snapshot.of(plane), labelled(inputs.unsqueeze(2)), SquaredError())
+    assert torch.equal(own.values, its.values)
+    assert own.blocks == its.blocks
+
+
+class Transposed(nn.Module):
+    """A layer whose weight is kept inputs first, between two others."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.tanh(self.layer(inputs)).mean(dim=1)
+
+
+def test_hugging_faces_conv1d_is_a_linear_layer_the_other_way_round() -> None:
+    pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
+    theirs, linear = Transposed(pytorch_utils.Conv1D(3, 4)).double().eval(), Transposed(nn.Linear(4, 3)).double().eval()
+    linear.layer.weight.data, linear.layer.bias.data = theirs.layer.weight.data.T.contiguous(), theirs.layer.bias.data
+    inputs = torch.randn(9, 5, 4, generator=seeded(), dtype=DOUBLE)
+    found = [kronecker_factors(own, Snapshot.of(own), labelled(inputs), CrossEntropy()) for own in (theirs, linear)]
+    assert torch.equal(found[0].values, found[1].values)
+    assert (found[0].blocks[0].terms, found[0].blocks[0].transposed) == (2, True)
+    vector = torch.randn(15, generator=seeded(), dtype=DOUBLE)
+    moved = torch.cat([vector[:12].view(4, 3).T.reshape(-1), vector[12:]])
+    one, other = (
+        KroneckerCurvature(own, Layout.of(model)).apply(lambda e, _: e.exp(), way)
+        for own, model, way in zip(found, (theirs, linear), (vector, moved), strict=True)
+    )
+    assert torch.allclose(torch.cat([one[:12].view(4, 3).T.reshape(-1), one[12:]]), other)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_an_embedding_is_a_linear_layer_of_one_hot_inputs(padding: int | None) -> None:
+    table = nn.Embedding(5, 3, padding_idx=padding).double().eval()
+    table.weight.data.normal_(generator=seeded())
+    linear = nn.Linear(5, 3, bias=False).double().eval()
+    linear.weight.data = table.weight.data.T.contiguous()
+    tokens = torch.tensor([0, 1, 1, 4, 2, 1])
+    own = curvature_of(table, tokens, CrossEntropy())
+    kept = tokens if padding is None else tokens[tokens != padding]
+    exact = gauss_newton(linear, torch.eye(5, dtype=DOUBLE)[kept], CrossEntropy()) * (len(kept) / len(tokens))
+    blocks = exact.view(3, 5, 3, 5)
+    found = dense(curvature_of(table, tokens.repeat(3000), CrossEntropy()), 15).view(5, 3, 5, 3)
+    for row in range(5):  # rows are apart, as they are exactly, and what is never looked up has no curvature
+        assert float((found[row] - 0).abs().sum(dim=(0, 1, 2))) == pytest.approx(
+            float(found[row, :, row].abs().sum()), abs=1e-12
+        )
+    if padding is None:
+        mean = blocks.diagonal(dim1=1, dim2=3).sum(-1)
+        assert float((found.diagonal(dim1=0, dim2=2).sum(-1) - mean).norm() / mean.norm()) < 0.05
+    counts = torch.bincount(kept, minlength=5).double()
+    shares = found.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).sum(-1)
+    assert torch.allclose(shares / shares.sum(), counts / counts.sum(), atol=1e-9)
+    assert own.layers == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self, norm: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape, self.norm = shape, norm
+        self.head = nn.Linear(torch.Size(shape).numel(), 3)
+        self.head.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.norm(inputs)).flatten(1))
+
+
+def lively(norm: nn.Module) -> nn.Module:
+    for own in norm.parameters():
+        own.data.normal_(generator=seeded())
+    for name, buffer in norm.named_buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 2.0, generator=seeded(len(name)))
+    return norm
+
+
+def llama(width: int) -> nn.Module:
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    return modeling.LlamaRMSNorm(width)
+
+
+NORMS = {
+    "layer": (lambda: nn.LayerNorm(4), (5, 4)),
+    "layer over two": (lambda: nn.LayerNorm((5, 4)), (5, 4)),
+    "layer without shift": (lambda: nn.LayerNorm(4, bias=False), (5, 4)),
+    "root mean square": (lambda: nn.RMSNorm(4), (5, 4)),
+    "Hugging Face's": (lambda: llama(4), (5, 4)),
+    "group": (lambda: nn.GroupNorm(2, 4), (4, 3, 3)),
+    "batch": (lambda: nn.BatchNorm2d(4), (4, 3, 3)),
+    "a flat batch": (lambda: nn.BatchNorm1d(4), (4,)),
+}
+
+
+def passes(model: nn.Module) -> list[int]:
+    sizes: list[int] = []
+    model.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    return sizes
+
+
+@pytest.mark.parametrize(("norm", "shape"), NORMS.values(), ids=NORMS)
+def test_the_diagonal_of_a_norm_is_exact_in_expectation_and_takes_whole_chunks(norm, shape) -> None:
+    torch.manual_seed(0)
+    model = Scaled(lively(norm()), shape).double().eval()
+    inputs = torch.randn(4, *shape, generator=seeded(), dtype=DOUBLE)
+    exact = gauss_newton_of_trained(model, inputs).diagonal()
+    sizes = passes(model)
+    found = dense(curvature_of(model, inputs.repeat(500, *[1] * len(shape)), CrossEntropy()), len(exact)).diagonal()
+    assert sizes == [*factors.PROBES, *[factors.CHUNK] * 8]
+    assert float((found - exact).norm() / exact.norm()) < 0.06
+
+
+def gauss_newton_of_trained(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The dense matrix of the parameters that are trained."""
+    whole = gauss_newton(model, inputs, CrossEntropy())
+    trained = [torch.full((own.numel(),), own.requires_grad) for own in model.parameters()]
+    chosen = torch.cat(trained)
+    return whole[chosen][:, chosen]
+
+
+def test_a_bias_alone_has_an_exact_diagonal_too() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
+    model[0].weight.requires_grad_(False)
+    model[2].requires_grad_(False)
+    inputs = torch.randn(4, 4, generator=seeded(), dtype=DOUBLE)
+    exact = gauss_newton_of_trained(model, inputs).diagonal()
+    sizes = passes(model)
+    found = dense(curvature_of(model, inputs.repeat(500, 1), CrossEntropy()), 5).diagonal()
+    assert sizes == [1, 3, *[factors.CHUNK] * 8]
+    assert float((found - exact).norm() / exact.norm()) < 0.05
+
+
+class Twice(nn.Module):
+    """One norm in two places: a sample's gradient is the sum of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.middle = lively(nn.LayerNorm(4)), nn.Linear(4, 4)
+        self.middle.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.norm(self.middle(torch.tanh(self.norm(inputs)))).sum(dim=1)
+
+
+def test_a_norm_that_is_used_twice_is_summed_before_it_is_squared() -> None:
+    model = Twice().double().eval()
+    inputs = torch.randn(4, 3, 4, generator=seeded(), dtype=DOUBLE)
+    exact = gauss_newton_of_trained(model, inputs).diagonal()
+    found = dense(curvature_of(model, inputs.repeat(500, 1, 1), CrossEntropy()), 8).diagonal()
+    assert float((found - exact).norm() / exact.norm()) < 0.06
+
+
+def test_something_called_rms_norm_that_is_none_is_estimated() -> None:
+    class OddRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs * (1 + self.weight)
+
+    model = nn.Sequential(OddRMSNorm()).double().eval()
+    sizes = passes(model)
+    curvature_of(model, torch.randn(80, 4, dtype=DOUBLE), CrossEntropy())
+    assert sizes == [1, 3, *[2] * 40]
+
+
+# Adapters and language models
+
+
+def test_adapters_and_tied_weights_get_blocks() -> None:
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    tokens = torch.randint(11, (6, 8), generator=seeded())
+    batch = Batch((), tokens, {"input_ids": tokens}, 6)
+    whole = transformers.GPT2LMHeadModel(config).eval()
+    blocks = {block.name for block in kronecker_factors(whole, Snapshot.of(whole), batch, CrossEntropy()).blocks}
+    assert blocks == {
+        "transformer.wte",
+        "transformer.wpe",
+        *(f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")),
+    }
+    adapted = peft.get_peft_model(
+        whole, peft.LoraConfig(r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+    ).eval()
+    found = kronecker_factors(adapted, Snapshot.of(adapted), batch, CrossEntropy())
+    covered = {name for block in found.blocks for name in block.parameters}
+    assert covered == {name for name, own in adapted.named_parameters() if own.requires_grad}
+    assert all(block.terms == 2 for block in found.blocks)
+
+
+# Wide and large sides
+
+
+def test_of_a_wide_side_the_strongest_directions_are_exact_and_the_rest_share_their_mean() -> None:
+    rotation = torch.linalg.qr(torch.randn(30, 30, generator=seeded(), dtype=DOUBLE)).Q
+    values = torch.cat([torch.tensor([50.0, 20.0, 9.0], dtype=DOUBLE), torch.linspace(0, 0.1, 27, dtype=DOUBLE)])
+    matrix = rotation @ torch.diag(values) @ rotation.T
+    found = basis([matrix], 3)
+    assert found.is_partial
+    assert torch.allclose(found.values[0, :3].sort(descending=True).values, values[:3], rtol=1e-6)
+    assert float(found.values[0, 3]) == pytest.approx(0.05)
+    rows = torch.randn(4, 30, generator=seeded(1), dtype=DOUBLE)
+    assert torch.allclose(found.composed(found.analysed(rows)), rows)
+    factor = found.spread(found.values.sqrt())
+    flat = torch.cat([values[:3], torch.full((27,), 0.05, dtype=DOUBLE)]).sqrt()
+    exact = rows @ rotation @ torch.diag(flat) @ rotation.T
+    assert torch.allclose(found.composed(found.analysed(rows) * factor), exact, atol=1e-3)
+
+
+def test_wide_layers_are_taken_by_their_strongest_directions_and_it_is_said(monkeypatch) -> None:
+    """Eight samples have at most eight directions, so nothing is lost in ten of twenty-one."""
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 2)).double().eval()
+    inputs = torch.randn(8, 20, generator=seeded(), dtype=DOUBLE)
+    found = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
+    exact = KroneckerCurvature(found, Layout.of(model))
+    monkeypatch.setattr(eigen, "CUBES", {"cpu": 1.0})
+    monkeypatch.setattr(eigen, "STRONGEST", 1)
+    monkeypatch.setattr("expunge.core.kronecker.STRONGEST", 10)
+    coarse = KroneckerCurvature(found, Layout.of(model))
+    assert exact.notes == ()
+    assert "The curvature of '0', '2' has its 10 strongest directions" in coarse.notes[0]
+    vector = torch.randn(Layout.of(model).size, generator=seeded(2), dtype=DOUBLE)
+    for function in (lambda e, _: e, lambda e, _: 1 / (1 + 100 * e)):
+        assert torch.allclose(coarse.apply(function, vector), exact.apply(function, vector), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("limit", "diagonals"), [("WIDEST", {"0": "", "2": "o"}), ("NUMBERS", {"0": "", "2": "o"})])
+def test_sides_that_are_too_long_are_diagonals_and_it_is_said(monkeypatch, limit, diagonals) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 40)).double().eval()
+    inputs = torch.randn(5, 3, generator=seeded(), dtype=DOUBLE)
+    whole = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
+    monkeypatch.setattr(factors, limit, {"WIDEST": 39, "NUMBERS": 100}[limit])
+    found = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
+    assert {block.name: block.diagonal for block in found.blocks} == diagonals
+    layout = Layout.of(model)
+    exact = dense(KroneckerCurvature(whole, layout), layout.size)
+    own = KroneckerCurvature(found, layout)
+    assert own.notes == ("One side of the curvature of '2' is a diagonal: all of it is too large.",)
+    kept = dense(own, layout.size)
+    assert torch.allclose(kept[:16, :16], exact[:16, :16])
+    assert torch.allclose(kept.diagonal(), exact.diagonal())
+    between = exact[16:176, 16:176].view(40, 4, 40, 4)
+    apart = torch.eye(40, dtype=DOUBLE)[:, None, :, None]
+    assert torch.allclose(kept[16:176, 16:176].view(40, 4, 40, 4), between * apart)
+
+
+class Tongue(nn.Module):
+    """A table whose weight is the output layer's, too."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(tokens)))
+
+
+def test_a_tied_weight_has_the_products_of_both_its_uses() -> None:
+    torch.manual_seed(0)
+    tied, apart = Tongue().double().eval(), Tongue(tied=False).double().eval()
+    apart.table.weight.data = apart.head.weight.data = tied.table.weight.data.clone()
+    tokens = torch.randint(5, (7, 4), generator=seeded())
+    targets = torch.randint(5, (7, 4), generator=seeded(1))
+    sizes = passes(tied)
+    own, its = (
+        kronecker_factors(model, Snapshot.of(model), Batch.of(tokens, targets), CrossEntropy())
+        for model in (tied, apart)
+    )
+    assert sizes == [1, 3, 7]
+    (block,) = own.blocks
+    assert (block.name, block.inputs, block.outputs, block.terms) == ("table", 3, 5, 3)
+    both = dense(KroneckerCurvature(its, Layout.of(apart)), 30)
+    of_table, of_head = both[:15, :15], both[15:, 15:]
+    found = dense(KroneckerCurvature(own, Layout.of(tied)), 15)
+    total = of_table + of_head
+    assert float((found.diagonal().sum() - total.diagonal().sum()).abs() / total.diagonal().sum()) < 1e-9
+    assert float((found - total).norm() / total.norm()) < 0.5  # of a sum its diagonal in the summed factors' vectors
