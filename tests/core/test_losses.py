@@ -21,7 +21,14 @@ from expunge.errors import RequestError
 OUTPUTS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = torch.tensor([0, 3, 1, 1, 2])
 NUMBERS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-BOTH = pytest.mark.parametrize(("loss", "targets"), [(CrossEntropy(), LABELS), (SquaredError(), NUMBERS)], ids=str)
+
+
+def named(value: object) -> str:
+    """A name without an address, which differs from process to process."""
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else str(value)
+
+
+BOTH = pytest.mark.parametrize(("loss", "targets"), [(CrossEntropy(), LABELS), (SquaredError(), NUMBERS)], ids=named)
 
 
 def test_per_sample_values_are_their_definitions() -> None:
@@ -87,7 +94,7 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("given", "expected"), READ, ids=str)
+@pytest.mark.parametrize(("given", "expected"), READ, ids=named)
 def test_losses_by_name_and_from_torch(given: object, expected: Loss) -> None:
     assert as_loss(given, l2=0.5) == expected
 
@@ -114,7 +121,7 @@ def test_a_loss_object_is_itself_and_keeps_its_own_l2() -> None:
         (nn.KLDivLoss(reduction="batchmean"), "not the mean"),
         (nn.CrossEntropyLoss(torch.tensor([-1.0, 1.0])), "must not be negative"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_losses_that_are_no_mean_over_samples_are_refused_by_name(given: object, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
