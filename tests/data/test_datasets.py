@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data.idx_files import idx
-from expunge.data import DATASETS, load
+from expunge.data import load
 from expunge.data.datasets import RECIPES, Recipe, prepare
 from expunge.errors import DataError, RequestError
 
@@ -89,7 +89,7 @@ def test_unknown_name_lists_the_known_ones() -> None:
         load("imagenet")
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
 def test_missing_file_names_folder_file_and_ways_to_get_it(name: str, tmp_path: Path) -> None:
     source = RECIPES[name].source
     with pytest.raises(DataError) as caught:

@@ -27,7 +27,6 @@ from expunge.bench.run_folder import RunFolder
 from expunge.bench.run_results import MeasuredRun, Questioned
 from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
-from expunge.core.losses import CrossEntropy
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.engine import Cost
@@ -111,7 +110,7 @@ def audit(
         drawn = {"trained": run.before, **{own.method: each for own, each in run.tried}, "retrained": references[0]}
         scores = {label: found[attack] for label, model in drawn.items() if (found := panel.scores(model))}
     results = run.results(questioned, {method: each.verdict.value for method, each in methods.items()})
-    reason = no_certificate(federation.model, CrossEntropy())
+    reason = no_certificate(federation.model, federation.loss)
     certificate = reason or "A certificate is possible: see expunge.auditing.certificate."
     return Audit(results, methods, attack, scores, evaluation.exam.weights.numpy(), certificate)
 
@@ -132,7 +131,7 @@ def _ways(folder: RunFolder, federation: Federation, request: Request, rounds: i
         what = f"{rounds} more round{'s' * (rounds != 1)} of those who stay"
         found[what] = cache(more_rounds(folder.engine(federation), plan, request, rounds))
     if epochs:
-        plain = LocalEngine(federation.model, CrossEntropy(), federation.datasets)  # here nobody boosts
+        plain = LocalEngine(federation.model, federation.loss, federation.datasets)  # here nobody boosts
         what = f"{epochs} epoch{'s' * (epochs != 1)} on the forgotten data"
         found[what] = cache(learnt_again(plain.without(folder.departed), plan, request, epochs))
     return found

@@ -23,10 +23,10 @@ from expunge.unlearning.registry import Method, method
 from expunge.unlearning.repair import SMALLER
 from expunge.unlearning.retrain import RetrainOptions, retrain
 
-ALL_SAMPLES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
+ALL_SAMPLES = {"digits": 1437, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "hospitals": 689}
 MODEL_WORK = {
     **{"resnet18": 60.0, "resnet18-bf16": 30.0, "vit-lite": 20.0, "vit-lite-bf16": 10.0},
-    **{"cnn": 3.0, "digits-net": 0.3, "softmax": 0.1},
+    **{"cnn": 3.0, "digits-net": 0.3, "softmax": 0.1, "mlp": 0.1},
 }
 
 UPDATES_EVERY = 2

@@ -87,7 +87,8 @@ def flower_site(scenario: str, number: int) -> Site:
 
     federation = built(scenario)
     name = federation.scenario.names[number]
-    return Site(name, federation.model, federation.datasets[name], boost=federation.boosts().get(name, 1.0))
+    boost = federation.boosts().get(name, 1.0)
+    return Site(name, federation.model, federation.datasets[name], l2=federation.scenario.l2, boost=boost)
 
 
 def _make_in_flower(setting: Setting, folder: Path, progress: Progress | None) -> None:

@@ -11,6 +11,7 @@ from expunge.bench.adversary import LIES
 from expunge.bench.cells import Kept, RetrainedCell
 from expunge.bench.evidence import RETRAINS as TEN
 from expunge.bench.evidence import run_evidence
+from expunge.bench.hospitals import EXPERIMENT as HOSPITALS
 from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
 from expunge.bench.scales import Scale
@@ -372,6 +373,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
         dataclasses.replace(_experiment(trainings, "Other optimisers, schedules and server rules"), seeds=UNSEEN),
         dataclasses.replace(_experiment(replay, "Samples, and clients without vectors, by replay"), seeds=UNSEEN),
+        HOSPITALS,
         dataclasses.replace(_experiment(fresh, "The default on seeds that it had never been run on"), seeds=FRESH),
         dataclasses.replace(_experiment(tried, "What was tried, where the settings were chosen"), seeds=TUNING),
         Experiment(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
-from expunge.data import Backdoor, ImageDataset, Mislabelling, dirichlet, load, mislabel, poison
+from expunge.data import NATURAL, Backdoor, ImageDataset, Mislabelling, dirichlet, load, mislabel, poison
 from expunge.errors import DataError, ModelError, RequestError
 from expunge.federation.engines.engine import Engine
 from expunge.federation.engines.local import LocalEngine
@@ -37,8 +37,8 @@ class Scenario:
     Attributes:
         dataset: its name.
         model: the architecture's name.
-        clients: how many; they are called client-0, client-1, ...
-        alpha: of the Dirichlet split over labels; small is very unequal.
+        clients: how many; they are called client-0, client-1, ..., or as in life where the data has its own.
+        alpha: of the Dirichlet split over labels; small is very unequal. Data with its own clients is not split.
         backdoors: the attacks, by the client that hides them in its data.
         plan: rounds, epochs, batch size, learning rate, participation.
         seed: of the split, the poisoning, the initial weights and the training.
@@ -46,6 +46,7 @@ class Scenario:
         test_samples: how many test images.
         shrink: images are averaged over squares of this side, to work on fewer pixels.
         mislabelled: whose labels are partly wrong, so that a model can only know them by heart.
+        l2: factor of half the squared weights in everybody's loss.
 
     Example:
         >>> scenario = Scenario(backdoors={"client-1": Backdoor(size=3)})
@@ -64,6 +65,7 @@ class Scenario:
     test_samples: int | None = None
     shrink: int = 1
     mislabelled: Mapping[str, Mislabelling] = field(default_factory=dict)
+    l2: float = 0.0
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -72,6 +74,8 @@ class Scenario:
             raise RequestError(f"A federation to forget from needs at least 2 clients, not {self.clients}.")
         if self.shrink < 1:
             raise RequestError(f"Images are averaged over squares of 1 pixel or more, not {self.shrink}.")
+        if self.dataset in NATURAL:
+            self._require_natural()
         for name in self.backdoors:
             if name not in self.names:
                 raise RequestError(f"There is no client {name!r} to attack; there are {', '.join(self.names)}.")
@@ -82,12 +86,22 @@ class Scenario:
     @property
     def names(self) -> list[str]:
         """The clients' names."""
-        return [f"client-{number}" for number in range(self.clients)]
+        return list(NATURAL.get(self.dataset, [f"client-{number}" for number in range(self.clients)]))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; wrong labels where there are some, so that older scenarios keep their digests."""
+        """For JSON; wrong labels and an L2 term where there are some, so that older scenarios keep their digests."""
         values = {**dataclasses.asdict(self), "plan": self.plan.as_dict()}
-        return values if self.mislabelled else {name: own for name, own in values.items() if name != "mislabelled"}
+        return {name: own for name, own in values.items() if own or name not in ("mislabelled", "l2")}
+
+    def _require_natural(self) -> None:
+        """Data with its own clients is taken as it is."""
+        own = NATURAL[self.dataset]
+        if self.clients != len(own):
+            raise RequestError(
+                f"{self.dataset} has its own {len(own)} clients: ask for {len(own)}, not {self.clients}."
+            )
+        if self.backdoors or self.shrink > 1 or self.train_samples is not None:
+            raise RequestError(f"{self.dataset} is a table, taken whole: no backdoors, shrink or train_samples there.")
 
     def without_deeds(self, clients: tuple[str, ...]) -> Scenario:
         """The same where these clients did nothing to their data.
@@ -130,8 +144,7 @@ class Scenario:
         )
         datasets: dict[str, tuple[Tensor, Tensor]] = {}
         triggered: dict[str, Tensor] = {}
-        parts = dirichlet(dataset.train_labels.cpu(), self.clients, self.alpha, self.seed)
-        for name, part in zip(self.names, parts, strict=True):
+        for name, part in self._parts(dataset).items():
             inputs, labels = dataset.train_inputs[part.to(device)], dataset.train_labels[part.to(device)]
             mask = torch.zeros(len(labels), dtype=torch.bool, device=device)
             if name in self.backdoors:
@@ -140,6 +153,13 @@ class Scenario:
                 labels, _ = mislabel(labels, self.mislabelled[name].share, dataset.classes, self.seed)
             datasets[name], triggered[name] = (inputs, labels), mask
         return Federation(self, dataset, datasets, triggered, self.fresh_model(dataset, self.seed).to(device))
+
+    def _parts(self, dataset: ImageDataset) -> Mapping[str, Tensor]:
+        """Whose training samples are which."""
+        if dataset.owners:
+            return dataset.owners
+        parts = dirichlet(dataset.train_labels.cpu(), self.clients, self.alpha, self.seed)
+        return dict(zip(self.names, parts, strict=True))
 
     def _subset(self, dataset: ImageDataset) -> ImageDataset:
         chosen: dict[str, Any] = {}
@@ -184,7 +204,12 @@ class Federation:
 
     def engine(self) -> LocalEngine:
         """An engine on all clients, with its own cost account."""
-        return LocalEngine(self.model, CrossEntropy(), self.datasets, self.boosts(), compiled=True)
+        return LocalEngine(self.model, self.loss, self.datasets, self.boosts(), compiled=True)
+
+    @property
+    def loss(self) -> CrossEntropy:
+        """What everybody minimises."""
+        return CrossEntropy(l2=self.scenario.l2)
 
     def boosts(self) -> dict[str, float]:
         """What the attackers, and those with wrong labels, multiply their updates with."""

@@ -30,7 +30,6 @@ from expunge.bench.results import Row, Series
 from expunge.bench.scenario import Federation, Scenario
 from expunge.bench.settings import Forget, Setting
 from expunge.bench.store import Store
-from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.state import ServerState
@@ -168,7 +167,7 @@ def _best_of_attempts(rows: Iterable[Row]) -> Iterable[Row]:
 
 def relearning(federation: Federation, state: ServerState, leaver: str) -> Callable[[Snapshot], float]:
     """Counts the epochs until the trained model's accuracy on the forgotten data is back, within a point."""
-    engine = LocalEngine(federation.model, CrossEntropy(), federation.datasets)  # here nobody boosts
+    engine = LocalEngine(federation.model, federation.loss, federation.datasets)  # here nobody boosts
     inputs, labels = federation.datasets[leaver]
 
     def right(model: Snapshot) -> float:

@@ -4,8 +4,9 @@ They stand here a second time because their own modules import torch, and help m
 them with the originals.
 """
 
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10")
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "hospitals")
 DEMO_SEEDS = (10, 11, 12)
+DEMOS = ("digits", "hospitals")
 DEVICES = ("cpu", "cuda", "auto")
 ENGINES = ("local", "flower-simulation", "flower")
 EXPERIMENTS = (
@@ -26,11 +27,13 @@ EXPERIMENTS = (
     "adversary",
     "trainings",
     "replay",
+    "hospitals",
     "fresh",
     "tried",
     "verdict",
     "evidence",
 )
+HOSPITALS = ("cleveland", "budapest", "switzerland", "long-beach")
 METHODS = (
     "auto",
     "do-nothing",
@@ -62,6 +65,7 @@ MODELS = (
     "vit-lite-bf16",
     "softmax",
     "digits-net",
+    "mlp",
 )
 RETRAINS = 5
 SCALES = ("smoke", "small", "paper")

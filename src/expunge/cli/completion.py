@@ -8,6 +8,8 @@ from pathlib import Path
 
 import typer
 
+from expunge.cli.choices import HOSPITALS
+
 
 def among(names: Sequence[str]) -> Callable[[str], list[str]]:
     """Offer those of the names that begin as typed.
@@ -36,7 +38,10 @@ def client_names(run: Path | str | None) -> list[str]:
         return []
     try:
         described = json.loads((Path(run) / "run.json").read_text())
-        names = [f"client-{number}" for number in range(described["scenario"]["clients"])]
+        scenario = described["scenario"]
+        names = [f"client-{number}" for number in range(scenario["clients"])]
+        if scenario["dataset"] == "hospitals":
+            names = list(HOSPITALS)
         return [name for name in names if name not in described["departed"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a shell wants no complaints
         return []

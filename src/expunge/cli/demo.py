@@ -11,21 +11,27 @@ import typer
 
 from expunge.cli.app import app, examples
 from expunge.cli.arguments import JsonOption, whole_numbers
-from expunge.cli.choices import DEMO_SEEDS, ENGINES
+from expunge.cli.choices import DEMO_SEEDS, DEMOS, ENGINES
 from expunge.cli.completion import among
-from expunge.cli.terminal import messages, publish_results
+from expunge.cli.terminal import messages, publish_results, tell
 from expunge.errors import RequestError
 from expunge.extras import require
 
 
-@app.command(epilog=examples("expunge demo --out runs/demo"))
+@app.command(epilog=examples("expunge demo --out runs/demo", "expunge demo hospitals"))
 def demo(
+    what: Annotated[
+        str, typer.Argument(metavar="DATA", help=f"One of {', '.join(DEMOS)}.", autocompletion=among(DEMOS))
+    ] = "digits",
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where results, plots and the report go.")] = Path(
         "runs/demo"
     ),
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help=f"By default {','.join(map(str, DEMO_SEEDS))}; in Flower the first."),
+        typer.Option(
+            metavar="N,N,...",
+            help=f"By default {','.join(map(str, DEMO_SEEDS))}; in Flower the first; hospitals have 20.",
+        ),
     ] = None,
     engine: Annotated[
         str,
@@ -38,11 +44,14 @@ def demo(
     """Forget a poisoned client in several ways, beside retraining.
 
     A small federation is trained first, on the handwritten digits that come with scikit-learn: no files, no network,
-    under two minutes on two cores.
+    under two minutes on two cores. `hospitals` are four real ones with their heart patients, and one of them leaves:
+    logistic regression with a certificate, and a small network.
 
     --engine flower-simulation sends every message through Flower's simulation, which takes longer. --engine flower
     starts a Flower deployment on this machine, with keys and certificates, and forgets a site that is switched off.
     """
+    if what not in DEMOS:
+        raise RequestError(f"There is no demo of {what!r}; there are {', '.join(DEMOS)}.")
     if engine not in ENGINES:
         raise RequestError(f"--engine can be {', '.join(ENGINES)}, not {engine!r}.")
     from expunge.bench.demo import SCENARIO, SEEDS, run_demo
@@ -51,6 +60,9 @@ def demo(
     from expunge.progress import progress_bars
 
     require_writable(out)
+    if what == "hospitals":
+        _hospitals_demo(out, seeds, engine, as_json)
+        return
     if engine == "flower":
         _deployed_demo(out, seeds, as_json)
         return
@@ -67,6 +79,27 @@ def demo(
         in_flower = engine == "flower-simulation"
         results = run_demo(numbers, engine="flower-simulation" if in_flower else "local", progress=progress)
     publish_results(results, out, show_table=not as_json)
+    if as_json:
+        print((out / "results.json").read_text())
+
+
+def _hospitals_demo(out: Path, seeds: str | None, engine: str, as_json: bool) -> None:
+    """One of four hospitals leaves."""
+    if engine != "local":
+        raise RequestError("The demo of hospitals runs with --engine local only.")
+    from expunge.bench.hospitals import HOSPITALS, LEAVER, SEEDS, certificate_line, run_hospitals
+    from expunge.progress import progress_bars
+
+    tell(
+        f"Four hospitals ({', '.join(HOSPITALS)}) learn together who has heart disease; no patient's data leaves its "
+        f"hospital. [bold]{LEAVER}[/] leaves and must be forgotten, without retraining and without its data. "
+        "Beside it: models retrained by the other three.\n"
+    )
+    with progress_bars(messages()) as progress:
+        numbers = whole_numbers(seeds, "--seeds") if seeds is not None else list(SEEDS["small"][:1])
+        results = run_hospitals(numbers, progress=progress)
+    publish_results(results, out, show_table=not as_json)
+    tell(certificate_line(results))
     if as_json:
         print((out / "results.json").read_text())
 

@@ -1,8 +1,9 @@
 """The datasets, as standardised tensors in memory."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from expunge.data.download import fetch
 from expunge.data.formats import parse_cifar, parse_idx
+from expunge.data.hospitals import FEATURES, HOSPITALS, split_hospital
 from expunge.data.sources import BUILT_IN, CIFAR10, FASHION_MNIST, MNIST, Source, read_verified
 from expunge.errors import DataError, RequestError
 from expunge.extras import missing, require
@@ -21,7 +23,7 @@ Split = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """Images and labels, ready for a model.
+    """Images and labels, ready for a model; a table is images of one pixel, with a channel a column.
 
     Attributes:
         name: One of `DATASETS`.
@@ -31,6 +33,7 @@ class ImageDataset:
         test_labels: As `train_labels`.
         classes: How many classes there are.
         white: (c,), what a white pixel is after standardising.
+        owners: where the data has clients of its own, which training samples are whose.
     """
 
     name: str
@@ -40,6 +43,7 @@ class ImageDataset:
     test_labels: Tensor
     classes: int
     white: Tensor
+    owners: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,10 @@ RECIPES: dict[str, Recipe] = {
     "cifar10": Recipe((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), read_cifar_dataset, CIFAR10),
 }
 
-DATASETS: tuple[str, ...] = tuple(RECIPES)
+NATURAL: Mapping[str, tuple[str, ...]] = {"hospitals": HOSPITALS}
+"""Datasets whose clients are those of life, by name: they come with the package and are not split."""
+
+DATASETS: tuple[str, ...] = (*RECIPES, *NATURAL)
 """The names that `load` knows."""
 
 
@@ -119,8 +126,10 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = False) 
         >>> tuple(digits.train_inputs.shape), digits.classes
         ((1437, 1, 8, 8), 10)
     """
-    if name not in RECIPES:
+    if name not in DATASETS:
         raise RequestError(f"There is no dataset '{name}': choose one of {', '.join(DATASETS)}.")
+    if name in NATURAL:
+        return _hospitals()
     root = _root(data_dir)
     recipe = RECIPES[name]
     if download:
@@ -135,6 +144,8 @@ def is_there(name: str, data_dir: str | Path | None = None) -> bool:
         >>> is_there("digits")
         True
     """
+    if name in NATURAL:
+        return True
     source = RECIPES[name].source
     if source is BUILT_IN:
         return missing("sklearn") is None
@@ -169,4 +180,21 @@ def prepare(name: str, recipe: Recipe, data_dir: Path) -> ImageDataset:
         test_labels=test_labels.long(),
         classes=recipe.classes,
         white=(1 - mean) / std,
+    )
+
+
+def _hospitals() -> ImageDataset:
+    splits = [split_hospital(name) for name in HOSPITALS]
+    train, test = ([torch.cat(part) for part in zip(*own, strict=True)] for own in zip(*splits, strict=True))
+    ends = list(accumulate(len(sick) for (_, sick), _ in splits))
+    owners = [torch.arange(start, end) for start, end in pairwise([0, *ends])]
+    return ImageDataset(
+        name="hospitals",
+        train_inputs=train[0][:, :, None, None],
+        train_labels=train[1],
+        test_inputs=test[0][:, :, None, None],
+        test_labels=test[1],
+        classes=2,
+        white=torch.zeros(FEATURES),
+        owners=dict(zip(HOSPITALS, owners, strict=True)),
     )

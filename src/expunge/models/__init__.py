@@ -15,9 +15,17 @@ from expunge.models.vit import ViTLite
 
 __all__ = ["CNN", "MODELS", "DigitsNet", "InBfloat16", "ResNet18", "SoftmaxRegression", "ViTLite", "build"]
 
+HIDDEN = 32
+"""Units of the small network for tables."""
+
 
 def _softmax(channels: int, classes: int, size: int) -> nn.Module:
     return SoftmaxRegression(channels * size * size, classes)
+
+
+def _mlp(channels: int, classes: int, size: int) -> nn.Module:
+    """One hidden layer, for tables."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
 
 
 def _narrow(channels: int, classes: int, size: int) -> nn.Module:
@@ -42,6 +50,7 @@ _REGISTRY: dict[str, Callable[[int, int, int], nn.Module]] = {
     "vit-lite-bf16": _vit_in_bfloat16,
     "softmax": _softmax,
     "digits-net": DigitsNet,
+    "mlp": _mlp,
 }
 
 MODELS: tuple[str, ...] = tuple(_REGISTRY)
