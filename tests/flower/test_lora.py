@@ -49,7 +49,8 @@ def simulate(folder: Path) -> str:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**os.environ, **quiet, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FLWR_HOME": str(folder)}
     command = [sys.executable, "-c", SCRIPT, str(folder), str(EXAMPLE / "pyproject.toml")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    # Alone it takes less than two minutes.
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

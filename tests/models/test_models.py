@@ -99,6 +99,7 @@ NARROW: dict[str, Callable[[], nn.Module]] = {
     "vit-lite-bf16": lambda: InBfloat16(ViTLite(channels=1, size=8, width=8, depth=2, heads=2)),
     "softmax": lambda: SoftmaxRegression(64, 10),
     "digits-net": DigitsNet,
+    "mlp": lambda: build("mlp", channels=1, size=8, classes=10, seed=0),
 }
 
 

@@ -29,10 +29,12 @@ def constant(values: Any, like: Tensor) -> Tensor | None:
         >>> constant((1.0, 2.0), torch.zeros(1, dtype=torch.float64))
         tensor([1., 2.], dtype=torch.float64)
     """
-    return None if values is None else _kept(values, like.dtype, like.device)
+    if values is None or not like.is_cuda:  # one made inside a transform of torch.func must not outlive it
+        return None if values is None else torch.tensor(values, dtype=like.dtype, device=like.device)
+    return _kept(values, like.dtype, like.device)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # a step that is recorded as a CUDA graph must not copy anything from the host
 def _kept(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
 
