@@ -34,6 +34,7 @@ from expunge.core.layers import (
     rows_of,
     scale_gradients,
     scale_parameters,
+    scaled_by,
 )
 from expunge.core.losses import Loss, amount
 from expunge.core.vectors import Layout, Snapshot
@@ -256,10 +257,10 @@ class _Pass:
 
     def _watch_scales(self, name: str) -> Hook:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-            given = inputs[0].detach()
+            normed = scaled_by(layer, inputs[0].detach())  # now: afterwards the layer has other statistics
 
             def backward(gradient: Tensor) -> None:
-                for own, found in scale_gradients(layer, gradient, given).items():
+                for own, found in scale_gradients(layer, gradient, normed).items():
                     key = _joined(name, own)
                     if own in self._told[name]:
                         before = self._of_samples.get(key)

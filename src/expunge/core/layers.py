@@ -96,15 +96,20 @@ def columns_of(layer: Any, gradient: Tensor, inputs: Tensor) -> Tensor:
     return gradient.reshape(-1, gradient.shape[-1])
 
 
-def scale_gradients(layer: Any, gradient: Tensor, inputs: Tensor) -> dict[str, Tensor]:
+def scaled_by(layer: Any, inputs: Tensor) -> Tensor | None:
+    """What a norm scales, with the statistics that it has now: to be asked for in the forward pass; None of a bias."""
+    return None if product_shape(layer) is not None else _normed(layer, inputs)[0]
+
+
+def scale_gradients(layer: Any, gradient: Tensor, normed: Tensor | None) -> dict[str, Tensor]:
     """Of each sample the gradients of a norm's scale and shift, or of a product's bias, summed over positions.
 
-    Samples are along the first dimension.
+    Samples are along the first dimension; ``normed`` is what ``scaled_by`` said.
     """
-    if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d) or _is_hugging_face_conv1d(layer):
+    if normed is None:
         columns = gradient.movedim(1, -1) if isinstance(layer, nn.Conv1d | nn.Conv2d) else gradient
         return {"bias": columns.reshape(len(columns), -1, columns.shape[-1]).sum(dim=1)}
-    normed, first = _normed(layer, inputs)
+    first = isinstance(layer, nn.GroupNorm | nn.modules.batchnorm._BatchNorm)
     positions = tuple(range(2, gradient.dim())) if first else tuple(range(1, gradient.dim() - layer.weight.dim()))
     found = {"weight": gradient * normed}
     if getattr(layer, "bias", None) is not None:
