@@ -36,7 +36,7 @@ from expunge.core.layers import (
     scale_parameters,
     scaled_by,
 )
-from expunge.core.losses import Loss, amount
+from expunge.core.losses import BinaryCrossEntropy, CrossEntropy, Loss, amount
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, NumericalError
 
@@ -90,7 +90,8 @@ def kronecker_factors(
     values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * count])]) / count
     if not bool(torch.isfinite(values).all()):
         raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
-    return Factors(values, pass_.blocks)
+    sure = isinstance(loss, CrossEntropy | BinaryCrossEntropy)  # of other losses no scale of the outputs is confidence
+    return Factors(values, tuple(replace(block, last=block.last and sure) for block in pass_.blocks))
 
 
 class _Pass:

@@ -48,8 +48,8 @@ class Block:
     ``inputs`` counts the appended 1 where ``bias`` is True; ``terms`` is 2 for a linear layer over tokens, and one more
     where its weight is an embedding's, too;
     ``transposed`` says that the weight is kept inputs first; ``diagonal`` has an "i" or an "o" for a factor of inputs
-    or outputs that is a diagonal; ``last`` says that its outputs are the model's own: to scale its parameters is to
-    scale these.
+    or outputs that is a diagonal; ``last`` says that its outputs are the model's own log-odds: to scale its parameters
+    is to scale these.
     """
 
     name: str
@@ -208,6 +208,11 @@ class KroneckerCurvature:
     def layers(self) -> int:
         """How many layers have factors of their own."""
         return len(self._bases)
+
+    @property
+    def over_tokens(self) -> bool:
+        """Whether a layer has products of its own for what tokens share, as in a transformer."""
+        return any(base.block.terms > 1 for base in self._bases)
 
     def last(self, vector: Tensor) -> Tensor | None:
         """The vector's part in the layer whose outputs are the model's own, zeros elsewhere; None where there is none.

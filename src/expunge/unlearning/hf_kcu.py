@@ -64,7 +64,7 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     following = Following(
         state.model,
         lambda: forgotten_memory(state, parties),
-        lambda _: [repairs],
+        lambda _: repairs,
         bool(repairs) and options.influence_decay,
     )
     details: dict[str, Any] = {"source": "gradient", "solver": "krylov", "curvature_samples": stay.samples}

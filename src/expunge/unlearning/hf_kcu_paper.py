@@ -63,7 +63,7 @@ def hf_kcu_paper(engine: Engine, state: ServerState, request: Request, options: 
         require_finite(step)
         updated = stay.statistics(model.moved(model.parameters - step))  # lines 24 and 25
         memory = forgotten_memory(state, parties)
-        moved, records = repaired(stay, Moved(model, updated, memory), [repairs])
+        moved, records = repaired(stay, Moved(model, updated, memory), repairs)
     details = {"damping": options.damping, "steps": [{**record, "length": 1.0, "norm": float(step.norm())}], **records}
     warnings = memory_warnings(parties, memory)
     return Outcome("hf-kcu-paper", state.moved(moved.model, memory), cost, details=details, warnings=warnings)

@@ -17,9 +17,9 @@ steps), so nor should this. It takes the shortest s after which going on would w
 tau (and no more than tau is left of what the step has cost them): nothing at all where the step was right already.
 
 A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
-enough: a `ShortRound` of local training follows instead, and the correction only where that does not help. Both leave
-the model less sure of itself than training does, so a long step is followed by a `Calibration`, too: the outputs are
-scaled as those who stay like it best, where that is near.
+enough: a `ShortRound` of local training comes before it, and what that leaves is corrected. Both leave the model less
+sure of itself than training does, so a `Calibration` is the last: the outputs are scaled until those who stay wish for
+no more of that than they did before.
 
 Where it fails: the loss cannot see whether what comes back is the leaver's or theirs, but along one direction.
 """
@@ -43,7 +43,7 @@ from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.federation.training.response import Response
-from expunge.unlearning.lengths import lowest, shortest
+from expunge.unlearning.lengths import RetainedLoss, bottom, lowest, shortest
 from expunge.unlearning.recovery import RECOVERY_LENGTHS, strip_return, without_return
 from expunge.unlearning.retained import BATCH_SIZE, Retained
 
@@ -56,11 +56,11 @@ PART_OF_A_ROUND = 0.1
 PART, SMALLER = 3, 4
 """Of a short round: at most one in so many of the samples, in batches so many times smaller than the training's."""
 
-WORK, LEAST_PART = 100, 0.2
+WORK, LEAST_PART = 100, 0.15
 """A short round takes no more than one in so many of the samples that the training went through, but this part."""
 
-SCALES, NEAR = (1.0, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4), (0.85, 1.35)
-"""How a calibration may scale the outputs, as they are first; where the best lies beyond, nothing is scaled."""
+SCALES, MOST = (1.0, 0.8, 1.1, 1.2, 1.3, 1.6), 1.3
+"""What a calibration asks about, the outputs as they are first; and the most that it scales them by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +200,11 @@ class Correction:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The outputs, scaled by the last layer's weights as those who stay like it best.
+    """The outputs, scaled by the last layer's weights until those who stay wish for no more than they did before.
 
-    Trained models rest near that scale, unless their training ended early: then the best one is far, and nothing says
-    how far retraining would have come.
+    A training that ended early, or saw its samples often, rests where they would like other scales best, nobody knows
+    how far from there: but the model before the step rested there, too. Where the leaver contradicted them it was the
+    less sure of itself, so nothing is ever scaled down.
 
     Attributes:
         curvature: knows the last layer.
@@ -215,31 +216,39 @@ class Calibration:
 
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The record's length is how much more than 1 the scale is."""
-        model, last = moved.model, self.curvature.last(moved.model.parameters)
-        assert last is not None
         fewer = stay.looking_at(None if stay.samples is None else max(1, stay.samples // 4))
-        lengths = tuple(scale - 1.0 for scale in self.scales)
-        loss = fewer.losses(model, -last, lengths)
-        length, losses = lowest(loss, lengths)
-        if length and NEAR[0] < 1 + length < NEAR[1]:
-            return Repaired(model.moved(model.parameters + length * last), {"length": length, **losses})
-        return Repaired(model, {"length": 0.0, **loss.at(0)})
+        before, after = (self._losses(fewer, model) for model in (moved.remembers, moved.model))
+        best = self._best(after)
+        wished = min(best, best / self._best(before), MOST)
+        length = min((scale - 1.0 for scale in self.scales if scale >= 1), key=lambda tried: abs(1 + tried - wished))
+        record = {"length": length, **after.at(self._lengths.index(length))}
+        if not length:
+            return Repaired(moved.model, record)
+        return Repaired(moved.model.moved(moved.model.parameters + length * self._last(moved.model)), record)
+
+    @property
+    def _lengths(self) -> tuple[float, ...]:
+        return tuple(scale - 1.0 for scale in self.scales)
+
+    def _last(self, model: Snapshot) -> Tensor:
+        last = self.curvature.last(model.parameters)
+        assert last is not None
+        return last
+
+    def _losses(self, stay: Retained, model: Snapshot) -> RetainedLoss:
+        return stay.losses(model, -self._last(model), self._lengths)
+
+    def _best(self, loss: RetainedLoss) -> float:
+        return math.exp(bottom([math.log(scale) for scale in self.scales], loss.rises))
 
 
-def repaired(
-    stay: Retained, moved: Moved, repairs: Sequence[Mapping[str, Repair]]
-) -> tuple[Moved, dict[str, dict[str, float]]]:
-    """Where it leads, one group after another: of each the first repair that helps; and the records, by name."""
+def repaired(stay: Retained, moved: Moved, repairs: Mapping[str, Repair]) -> tuple[Moved, dict[str, dict[str, float]]]:
+    """Where one after another leads, and their records by name."""
     records: dict[str, dict[str, float]] = {}
-    for group in repairs:
-        found = None
-        for name, repair in group.items():
-            found = repair(stay, moved)
-            records[name] = found.record
-            if found.record["length"]:
-                break
-        if found is not None:
-            moved = replace(moved, model=found.model, risen=moved.risen + found.record["retained_rise"])
+    for name, repair in repairs.items():
+        found = repair(stay, moved)
+        records[name] = found.record
+        moved = replace(moved, model=found.model, risen=moved.risen + found.record["retained_rise"])
     return moved, records
 
 

@@ -17,7 +17,7 @@ Where it fails: it is first order in the pull, and the curvature of the end stan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,11 @@ STIFFER = 4.0
 FAR = 0.3
 """A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
 
+ALONE = (
+    "Layers over tokens curve together, which their factors leave out: the step may go too far, so compare it with "
+    "method='retrace', coupled=True, or audit it."
+)
+
 LOUD, FURTHER = 3.0, 0.2
 """Where a client's pull is so many times as long by weight as others', the step is taken so much further."""
 
@@ -73,9 +78,7 @@ class _Ready:
     recovery: Mapping[str, Repair]
     pull: Callable[[Engine], Pull]
 
-    def following(
-        self, repairs: Callable[[Snapshot], Sequence[Mapping[str, Repair]]], *, may_cost_more: bool
-    ) -> Following:
+    def following(self, repairs: Callable[[Snapshot], Mapping[str, Repair]], *, may_cost_more: bool) -> Following:
         """What follows the step: those who stay keep their vectors, without those who leave."""
         return Following(self.state.model, lambda: forgotten_memory(self.state, self.parties), repairs, may_cost_more)
 
@@ -118,7 +121,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         steps = {kind: reach * step(curvature.apply) for kind, step in filters.items()}
         expected = {kind: curvature.quadratic(step) / 2 for kind, step in steps.items()}
         corrects = pull.response is not None and options.may_correct
-        repairs = _corrections(engine, state, curvature, pull, options) if corrects else lambda _: [ready.recovery]
+        repairs = _corrections(engine, state, curvature, pull, options) if corrects else lambda _: ready.recovery
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
         bounds = Bounds(options.tau, options.lengths, expected)
         taken = take(ready.stay, state.model, steps, bounds, following)
@@ -126,7 +129,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
     details |= {"layers": curvature.layers, **({"stiffness": curvature.stiffness} if options.coupled else {})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    return replace(outcome, warnings=(*outcome.warnings, *curvature.notes))
+    told = (ALONE,) if curvature.over_tokens and not options.coupled and outcome.succeeded else ()
+    return replace(outcome, warnings=(*outcome.warnings, *curvature.notes, *told))
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:
@@ -148,9 +152,8 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
             step = pull.left(apply)
         else:
             step, solves = _by_conjugate_gradient(product, pull, options)
-        following = ready.following(
-            lambda _: [ready.recovery], may_cost_more=bool(ready.recovery) and options.filter != "none"
-        )
+        repairs_more = bool(ready.recovery) and options.filter != "none"
+        following = ready.following(lambda _: ready.recovery, may_cost_more=repairs_more)
         bounds = Bounds(options.tau, options.lengths)
         taken = take(ready.stay, state.model, {options.filter: step}, bounds, following)
         momentum = _momentum(state, pull, apply, taken)
@@ -260,7 +263,7 @@ def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull 
 
 def _corrections(
     engine: Engine, state: ServerState, curvature: KroneckerCurvature, pull: Pull, options: RetraceOptions
-) -> Callable[[Snapshot], Sequence[Mapping[str, Repair]]]:
+) -> Callable[[Snapshot], Mapping[str, Repair]]:
     """A correction, and after a long step a short round before it and a calibration after; by where it ended."""
     tau = 0.0 if options.tau is None else options.tau
     assert pull.response is not None
@@ -269,14 +272,14 @@ def _corrections(
     }
     short = ShortRound.of(state, pull.response, options.round_lengths)
 
-    def repairs(model: Snapshot) -> Sequence[Mapping[str, Repair]]:
+    def repairs(model: Snapshot) -> Mapping[str, Repair]:
         if not is_long(state.model, model, options.long_step_ratio):
-            return [correction]
+            return correction
         # A client's own local training is no sum, and would bring batch-norm statistics of its own.
         can_train = short is not None and not engine.sums_only and not has_statistics(model)
         first: dict[str, Repair] = {"short_round": short} if short is not None and can_train else {}
         has_last = curvature.layers > 1 and curvature.last(model.parameters) is not None
-        return [{**first, **correction}, {"calibration": Calibration(curvature)} if has_last else {}]
+        return first | correction | ({"calibration": Calibration(curvature)} if has_last else {})
 
     return repairs
 

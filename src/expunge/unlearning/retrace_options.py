@@ -88,7 +88,7 @@ class RetraceOptions(StepOptions):
     def expected_rounds(self) -> int:
         """Message rounds that this takes at most; with batch norm it may be more."""
         searched = 3 if self.tau is not None else 0
-        follows = 2 if self.recovery else 5 if self.may_correct else 0  # a short round in vain, a correction, a scale
+        follows = 2 if self.recovery else 6 if self.may_correct else 0  # short round, correction, scales
         twice = self.filter == "auto" and self.tau is not None  # the sharper filter may be tried in vain
         again = follows + (1 if follows and not twice else 0) if searched else 0
         return 1 + self.coupled + searched + twice + follows + again
@@ -147,9 +147,9 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
     if options.may_correct:
         gradient, short_round = drawn(options, size), size.samples / PART + size.clients
-        lengths = len(options.correction_lengths) + len(options.round_lengths) + len(SCALES)
+        lengths = len(options.correction_lengths) + len(options.round_lengths) + 2 * len(SCALES)
         work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
-    follows = 2 if options.recovery else 3 if options.may_correct else 0
+    follows = 2 if options.recovery else 4 if options.may_correct else 0
     renewed = renewing(options, size)
     messages = options.expected_rounds + renewed
     down = (1 + options.coupled + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)

@@ -7,7 +7,7 @@ What is going to be repaired may cost more than tau at first, as long as no more
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,13 +62,13 @@ class Following:
     Attributes:
         remembers: the model that the request found.
         memory: gives a memory of its own without those who leave, where vectors are kept.
-        repairs: gives the repairs for where the step ended, by name, in groups: of each the first that helps.
+        repairs: gives the repairs for where the step ended, by name, in their order.
         may_cost_more: whether the step may cost more than tau at first, since something repairs it.
     """
 
     remembers: Snapshot
     memory: Callable[[], Memory | None]
-    repairs: Callable[[Snapshot], Sequence[Mapping[str, Repair]]]
+    repairs: Callable[[Snapshot], Mapping[str, Repair]]
     may_cost_more: bool
 
 
