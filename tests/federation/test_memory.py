@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch import nn
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
@@ -351,6 +352,15 @@ def test_named_tensors_equal_flat_vectors_and_buffers_are_passed_over():
 
 
 class TestFile:
+    def test_which_parameters_were_chosen_is_read_back(self, tmp_path):
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        memory = Memory(net, parameters=["1"])
+        memory.record({"ada": torch.ones(3), "bob": torch.zeros(3)}, {"ada": 1, "bob": 1}, learning_rate=0.1, steps=1)
+        memory.save(tmp_path / "memory.safetensors")
+        assert Memory.load(tmp_path / "memory.safetensors").parameters == ("1.weight", "1.bias")
+        Memory(net).save(tmp_path / "other.safetensors")
+        assert Memory.load(tmp_path / "other.safetensors").parameters is None
+
     def test_round_trip(self, tmp_path):
         memory = recorded(updates_of("abc", 3, seed=0), {"a": 1, "b": 2, "c": 3})
         memory.record(updates_of("bc", 1, seed=1)[0], {"b": 1, "c": 1})

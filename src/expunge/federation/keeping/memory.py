@@ -346,7 +346,7 @@ class Memory:
 
     def save(self, path: Path) -> None:
         """Write it to one safetensors file."""
-        write_memory(path, MemoryContent(self.recipe, self._kept, self._stretches, self._place))
+        write_memory(path, MemoryContent(self.recipe, self._kept, self._stretches, self._place, self.parameters))
 
     @classmethod
     def load(cls, path: Path) -> Memory:
@@ -354,4 +354,5 @@ class Memory:
         content = read_memory(path)
         memory = cls(recipe=content.recipe)
         memory._kept, memory._stretches, memory._place = content.rounds, content.stretches, content.place
+        memory.parameters = content.parameters
         return memory

@@ -29,6 +29,7 @@ class MemoryContent:
     rounds: list[KeptRound]
     stretches: list[Stretch]
     place: Place | None
+    parameters: tuple[str, ...] | None = None
 
 
 def write_memory(path: Path, memory: MemoryContent) -> None:
@@ -43,6 +44,8 @@ def write_memory(path: Path, memory: MemoryContent) -> None:
         "stretches": [[stretch.rounds.start, stretch.rounds.stop] for stretch in memory.stretches],
         "recipe": memory.recipe.as_dict(),
     }
+    if memory.parameters is not None:
+        content["parameters"] = list(memory.parameters)
     if place is not None:
         tensors |= {"start": place.start, "now": place.now}
         tensors |= {"momentum": place.momentum} if place.momentum is not None else {}
@@ -64,7 +67,11 @@ def read_memory(path: Path) -> MemoryContent:
             own = {name: found.tensors[key] for name, key in numbered.items() if key in found.tensors}
             stretches.append(Stretch(range(first, last), own))
         rounds = [KeptRound.from_dict(each) for each in content["rounds"]]
-        return MemoryContent(Recipe.from_dict(content["recipe"]), rounds, stretches, _place(found, content))
+        recipe, chosen = Recipe.from_dict(content["recipe"]), content.get("parameters")
+        if chosen is not None and not all(isinstance(name, str) for name in chosen):
+            raise ValueError("the names of its parameters are not texts")
+        parameters = tuple(chosen) if chosen is not None else None
+        return MemoryContent(recipe, rounds, stretches, _place(found, content), parameters)
 
 
 def _place(found: TensorFile, content: Mapping[str, Any]) -> Place | None:
