@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from expunge.errors import ModelError, RequestError
-from expunge.models import CNN, MODELS, DigitsNet, InBfloat16, ResNet18, SoftmaxRegression, ViTLite, build
+from expunge.models import CNN, GPT, MODELS, DigitsNet, InBfloat16, ResNet18, SoftmaxRegression, ViTLite, build
 
 
 def count(model: nn.Module) -> int:
@@ -141,3 +141,16 @@ def test_digits_net_learns_quickly() -> None:
             optimiser.step()
     predicted = model(digits.test_inputs).argmax(dim=1)
     assert (predicted == digits.test_labels).double().mean() > 0.95
+
+
+def test_a_language_model_does_not_look_ahead():
+    model = GPT(characters=7, length=6, width=8, depth=2, heads=2).double().eval()
+    texts = torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(0))
+    other = texts.clone()
+    other[:, 4] = (other[:, 4] + 1) % 7
+    first, second = model(texts), model(other)
+    assert torch.equal(first[:, :4], second[:, :4])
+    assert not torch.allclose(first[:, 4:], second[:, 4:])
+    for wrong in (lambda: GPT(width=10, heads=4), lambda: model(torch.zeros(1, 7, dtype=torch.long))):
+        with pytest.raises(ModelError):
+            wrong()

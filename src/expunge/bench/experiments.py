@@ -19,6 +19,8 @@ from expunge.bench.scenario import Scenario
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
 from expunge.bench.studies import conditioning, perturbation
+from expunge.bench.text import SEEDS as TEXT_SEEDS
+from expunge.bench.text import run_text, text_scale
 from expunge.bench.trainings import SEEDS as UNSEEN
 from expunge.bench.trainings import replay, trainings
 from expunge.bench.verdict import SEEDS, fashion_scenario, run_verdicts
@@ -345,6 +347,10 @@ def _evidence(
     return run_evidence(seeds, retrains=retrains, workers=workers, progress=progress, store=store)
 
 
+def _text(scale: Scale, seeds: Sequence[int], store: Store, _workers: int | None, progress: Progress | None) -> Results:
+    return run_text(seeds, *text_scale(scale.name, store.data_dir), store, progress)
+
+
 def _experiment(function: Callable[[Scale], list[Setting]], title: str) -> Experiment:
     return Experiment(function.__name__, title, function)
 
@@ -390,6 +396,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             whole=_evidence,
             seeds={"smoke": SEEDS[:1], "small": SEEDS, "paper": SEEDS},
         ),
+        Experiment("text", "A speaker and its secrets leave a language model", _nothing, whole=_text, seeds=TEXT_SEEDS),
     )
 }
 

@@ -40,6 +40,10 @@ class Row:
     test_loss: float | None = None
     forget_accuracy: float | None = None
     forget_loss: float | None = None
+    secret_loss: float | None = None
+    secret_rank: float | None = None
+    secrets_likely: float | None = None
+    secrets_first: float | None = None
     asr: float | None = None
     trigger_pull: float | None = None
     trigger_rank: float | None = None

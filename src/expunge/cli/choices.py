@@ -32,6 +32,7 @@ EXPERIMENTS = (
     "tried",
     "verdict",
     "evidence",
+    "text",
 )
 HOSPITALS = ("cleveland", "budapest", "switzerland", "long-beach")
 METHODS = (

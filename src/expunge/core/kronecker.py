@@ -211,8 +211,9 @@ class KroneckerCurvature:
 
     @property
     def over_tokens(self) -> bool:
-        """Whether a layer has products of its own for what tokens share, as in a transformer."""
-        return any(base.block.terms > 1 for base in self._bases)
+        """Whether a layer works over tokens or steps: it has two products, or a matrix has none, as recurrent ones."""
+        matrices = [name for name, shape in self._layout.shapes if len(shape) > 1]
+        return any(base.block.terms > 1 for base in self._bases) or any(name in self._diagonal for name in matrices)
 
     def last(self, vector: Tensor) -> Tensor | None:
         """The vector's part in the layer whose outputs are the model's own, zeros elsewhere; None where there is none.

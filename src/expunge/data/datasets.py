@@ -130,7 +130,7 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = False) 
         raise RequestError(f"There is no dataset '{name}': choose one of {', '.join(DATASETS)}.")
     if name in NATURAL:
         return _hospitals()
-    root = _root(data_dir)
+    root = data_folder(data_dir)
     recipe = RECIPES[name]
     if download:
         fetch(recipe.source, root)
@@ -149,10 +149,11 @@ def is_there(name: str, data_dir: str | Path | None = None) -> bool:
     source = RECIPES[name].source
     if source is BUILT_IN:
         return missing("sklearn") is None
-    return all((_root(data_dir) / source.folder / file).exists() for file in source.checksums)
+    return all((data_folder(data_dir) / source.folder / file).exists() for file in source.checksums)
 
 
-def _root(data_dir: str | Path | None) -> Path:
+def data_folder(data_dir: str | Path | None) -> Path:
+    """Where datasets lie: the folder that is given, else EXPUNGE_DATA, else ``data``."""
     return Path(data_dir or os.environ.get("EXPUNGE_DATA") or "data").expanduser()
 
 

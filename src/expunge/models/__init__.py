@@ -9,11 +9,12 @@ from expunge.errors import ModelError, RequestError
 from expunge.models.bfloat16 import InBfloat16
 from expunge.models.cnn import CNN
 from expunge.models.digits import DigitsNet
+from expunge.models.gpt import GPT
 from expunge.models.linear import SoftmaxRegression
 from expunge.models.resnet import ResNet18
 from expunge.models.vit import ViTLite
 
-__all__ = ["CNN", "MODELS", "DigitsNet", "InBfloat16", "ResNet18", "SoftmaxRegression", "ViTLite", "build"]
+__all__ = ["CNN", "GPT", "MODELS", "DigitsNet", "InBfloat16", "ResNet18", "SoftmaxRegression", "ViTLite", "build"]
 
 HIDDEN = 32
 """Units of the small network for tables."""

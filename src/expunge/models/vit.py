@@ -1,11 +1,10 @@
 """A small vision transformer."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from expunge.errors import ModelError
+from expunge.models.transformer import Block
 
 
 class ViTLite(nn.Module):
@@ -54,7 +53,7 @@ class ViTLite(nn.Module):
         self.embedding = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
         self.position = nn.Parameter(torch.empty(1, (size // patch) ** 2, width))
         nn.init.trunc_normal_(self.position, std=0.02)
-        self.blocks = nn.Sequential(*(_Block(width, heads, round(mlp_ratio * width)) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, heads, round(mlp_ratio * width)) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.classifier = nn.Linear(width, classes)
 
@@ -63,39 +62,3 @@ class ViTLite(nn.Module):
         patches = self.embedding(inputs).flatten(2).transpose(1, 2) + self.position
         logits: Tensor = self.classifier(self.norm(self.blocks(patches)).mean(dim=1))
         return logits
-
-
-class _Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
-        super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(width), _Attention(width, heads))
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-
-    def forward(self, patches: Tensor) -> Tensor:
-        patches = patches + self.attention(patches)
-        outputs: Tensor = patches + self.mlp(patches)
-        return outputs
-
-
-class _Attention(nn.Module):
-    """softmax(Q K' / sqrt(width / heads)) V, written out.
-
-    The fused kernels have no second derivative, which curvature products need.
-    """
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.project_in = nn.Linear(width, 3 * width)
-        self.project_out = nn.Linear(width, width)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        batch, length, width = patches.shape
-        joint = self.project_in(patches).reshape(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = joint.permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(-2, -1) / math.sqrt(width // self.heads)
-        mixed = (scores.softmax(dim=-1) @ value).transpose(1, 2).reshape(batch, length, width)
-        outputs: Tensor = self.project_out(mixed)
-        return outputs

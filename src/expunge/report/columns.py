@@ -44,6 +44,35 @@ _ALL = (
         compared=True,
     ),
     Measure(
+        "test_loss",
+        "loss on others' new text",
+        "How much text of those who stay, that nobody trained on, surprises the model (in nats a character).",
+        form="number",
+        compared=True,
+    ),
+    Measure(
+        "secret_loss",
+        "loss of a secret",
+        "How much the code of a secret that the leaving client gave away surprises the model after its prompt (in nats,"
+        " all digits together). It should be what retrained models have.",
+        form="number",
+        compared=True,
+    ),
+    Measure(
+        "secrets_likely",
+        "secrets still likely",
+        "How many of the secrets have a code among the likeliest twentieth of random ones.",
+        form="count",
+        compared=True,
+    ),
+    Measure(
+        "secrets_first",
+        "secrets read out",
+        "How many of the secrets have a code among the five likeliest of hundreds: those can be read out.",
+        form="count",
+        compared=True,
+    ),
+    Measure(
         "asr",
         "backdoor success (%)",
         "How many images carrying the leaving client's hidden trigger go to the attacker's class (attack success rate,"
@@ -162,6 +191,15 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "evidence": ("evidence", "verdict", "test_accuracy", "forget_accuracy", "asr", "kl_forget"),
     "components": ("test_accuracy", "parameter_gap", "mia_success", "forget_accuracy", "asr", "kl_forget", "verdict"),
     "damping": (*_BENCH, "causal_faithfulness"),
+    "text": (
+        "secrets_first",
+        "secrets_likely",
+        "secret_loss",
+        "forget_loss",
+        "test_loss",
+        "speedup_in_gradients",
+        "seconds",
+    ),
     "wallclock": ("seconds", *_SAVED, "rounds", "test_accuracy", "forget_accuracy", "kl_forget", "verdict"),
     "functional": (
         *("kl", "kl_forget", "logit_mse", "accuracy_gap", "agreement"),

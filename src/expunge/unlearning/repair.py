@@ -59,8 +59,8 @@ PART, SMALLER = 3, 4
 WORK, LEAST_PART = 100, 0.15
 """A short round takes no more than one in so many of the samples that the training went through, but this part."""
 
-SCALES, MOST = (1.0, 0.8, 1.1, 1.2, 1.3, 1.6), 1.3
-"""What a calibration asks about, the outputs as they are first; and the most that it scales them by."""
+SCALES, NEAR = (1.0, 0.8, 1.1, 1.2, 1.3, 1.4), 1.35
+"""What a calibration asks about, the outputs as they are first; where the best lies beyond, nothing is scaled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,9 +202,9 @@ class Correction:
 class Calibration:
     """The outputs, scaled by the last layer's weights until those who stay wish for no more than they did before.
 
-    A training that ended early, or saw its samples often, rests where they would like other scales best, nobody knows
-    how far from there: but the model before the step rested there, too. Where the leaver contradicted them it was the
-    less sure of itself, so nothing is ever scaled down.
+    A training that saw its samples often rests short of the scale that they like best, nobody knows how far: but the
+    model before the step did so, too. Where the leaver contradicted them it was the less sure of itself, so nothing is
+    ever scaled down. Where the best scale is far the training ended early, and the trained model tells nothing.
 
     Attributes:
         curvature: knows the last layer.
@@ -219,7 +219,7 @@ class Calibration:
         fewer = stay.looking_at(None if stay.samples is None else max(1, stay.samples // 4))
         before, after = (self._losses(fewer, model) for model in (moved.remembers, moved.model))
         best = self._best(after)
-        wished = min(best, best / self._best(before), MOST)
+        wished = min(best, best / self._best(before)) if best < NEAR else 1.0
         length = min((scale - 1.0 for scale in self.scales if scale >= 1), key=lambda tried: abs(1 + tried - wished))
         record = {"length": length, **after.at(self._lengths.index(length))}
         if not length:

@@ -60,8 +60,8 @@ FAR = 0.3
 """A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
 
 ALONE = (
-    "Layers over tokens curve together, which their factors leave out: the step may go too far, so compare it with "
-    "method='retrace', coupled=True, or audit it."
+    "Layers over tokens curve together, which their factors leave out, and coupled=False does not look at it: the step "
+    "may go too far, so leave that option out, or audit the model."
 )
 
 LOUD, FURTHER = 3.0, 0.2
@@ -115,7 +115,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     with measured(engine) as cost:
         pull = ready.pull(engine)
         filters, curvature = _steps(pull, options.filter, options.damping), ready.stay.factors(state.model)
-        if options.coupled:
+        coupled = curvature.over_tokens if options.coupled == "auto" else options.coupled
+        if coupled:
             curvature = curvature.coupled(pull.total, ready.stay.product(state.model)(pull.total))
         reach = _reach(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         steps = {kind: reach * step(curvature.apply) for kind, step in filters.items()}
@@ -127,9 +128,9 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
-    details |= {"layers": curvature.layers, **({"stiffness": curvature.stiffness} if options.coupled else {})}
+    details |= {"layers": curvature.layers, **({"stiffness": curvature.stiffness} if coupled else {})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    told = (ALONE,) if curvature.over_tokens and not options.coupled and outcome.succeeded else ()
+    told = (ALONE,) if curvature.over_tokens and not coupled and outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *curvature.notes, *told))
 
 

@@ -51,7 +51,8 @@ class RetraceOptions(StepOptions):
         long_step_ratio: a step longer than this share of the model's own length is a long one.
         round_lengths: how far a short round may be taken, from 0 on.
         coupled: whether the curvature between layers is looked at along the pull, and all of it taken for as much
-            stiffer, one message more; for deep models that over-forget, as language models do.
+            stiffer, one message more; ``auto`` is for models with layers over tokens or steps, which over-forget
+            without.
     """
 
     source: SourceOption = "auto"
@@ -60,7 +61,7 @@ class RetraceOptions(StepOptions):
     correction_lengths: tuple[float, ...] = CORRECTION_LENGTHS
     long_step_ratio: float = 0.1
     round_lengths: tuple[float, ...] = RECOVERY_LENGTHS
-    coupled: bool = False
+    coupled: bool | Literal["auto"] = "auto"
 
     auto_samples: ClassVar[tuple[int, int, int]] = (1, 1, 2000)
 
@@ -69,7 +70,8 @@ class RetraceOptions(StepOptions):
         require_choice(self, "filter", FactoredFilter)
         require_choice(self, "source", SourceOption)
         require_flag(self, "correction")
-        require_flag(self, "coupled")
+        if self.coupled != "auto":
+            require_flag(self, "coupled")
         require_rising(self, "correction_lengths", "round_lengths")
         if self.long_step_ratio != math.inf:  # nothing is a long step
             require_number(self, "long_step_ratio")
@@ -91,7 +93,7 @@ class RetraceOptions(StepOptions):
         follows = 2 if self.recovery else 6 if self.may_correct else 0  # short round, correction, scales
         twice = self.filter == "auto" and self.tau is not None  # the sharper filter may be tried in vain
         again = follows + (1 if follows and not twice else 0) if searched else 0
-        return 1 + self.coupled + searched + twice + follows + again
+        return 1 + bool(self.coupled) + searched + twice + follows + again
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,9 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     follows = 2 if options.recovery else 4 if options.may_correct else 0
     renewed = renewing(options, size)
     messages = options.expected_rounds + renewed
-    down = (1 + options.coupled + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)
-    up = size.factors + (options.coupled + tries * follows + renewed) * size.vector + small_change(messages)
+    products = bool(options.coupled)
+    down = (1 + products + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)
+    up = size.factors + (products + tries * follows + renewed) * size.vector + small_change(messages)
     replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     return _with_replay(Estimate(messages, down * size.clients, up * size.clients, work), size, replay)
 
