@@ -20,8 +20,8 @@ from expunge.federation.engines.engine import Cost
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 
-Curves = Callable[[Setting, dict[str, Kept]], list[Series]]
-"""Curves of one setting and seed, out of its finished contenders by label."""
+Curves = Callable[[Setting, dict[str, Kept], Store], list[Series]]
+"""Curves of one setting and seed, out of its finished contenders by label, and of all that the store has."""
 
 SAME_INIT = "retrain-same-start"
 SHARDED = "trained-sisa"
@@ -96,7 +96,8 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
             own_row = dataclasses.replace(own_row, verdict=FAILED, speedup=None, speedup_in_gradients=None)
         rows.append(own_row)
     rows = [dataclasses.replace(each, variant=setting.label) for each in rows]
-    series = curves(setting, {label: steps[-1] for label, steps in finished.items()}) if curves is not None else []
+    last = {label: steps[-1] for label, steps in finished.items()}
+    series = curves(setting, last, store) if curves is not None else []
     if len(setting.forgets) > 1:
         watched, more = _departures(setting, federation, trained, finished, fresh[0] if fresh else None, store)
         rows, series = rows + watched, series + more

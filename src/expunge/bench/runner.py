@@ -35,7 +35,8 @@ class Experiment:
         name: of its folder.
         title: what it asks.
         settings: its variants at a scale.
-        curves: what is drawn from the methods' own records, or None.
+        curves: what is drawn from the methods' own records and from the models, or None.
+        apart: whether each seed's curves are kept, not their mean.
         study: curves that need no federation, for one seed at a scale, or None.
         whole: runs the experiment where it is not made of settings, or None.
         seeds: its own default seeds by scale, where the scale's are not enough.
@@ -45,6 +46,7 @@ class Experiment:
     title: str
     settings: Callable[[Scale], list[Setting]]
     curves: Curves | None = None
+    apart: bool = False
     study: Callable[[bool, int], list[Series]] | None = None
     whole: Callable[[Scale, Sequence[int], Store, int | None, Progress | None], Results] | None = None
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -214,7 +216,8 @@ def _put_together(
     if len(variants) == 1:
         scenario |= next(iter(variants.values())).scenario
     rows = [row for part in parts for row in part.rows]
-    series = averaged([curve for part in parts for curve in part.series])
+    every = [curve for part in parts for curve in part.series]
+    series = every if experiment.apart else averaged(every)
     where = {**_joined([part.environment for part in parts if part.environment]), "torch_threads": 1}
     date = max((part.date for part in parts if part.date is not None), default=None)
     return Results(experiment.name, scenario, where, rows, noise, variants, series, date)

@@ -26,6 +26,7 @@ EXPERIMENTS = (
     "several",
     "adversary",
     "trainings",
+    "response",
     "replay",
     "hospitals",
     "fresh",

@@ -30,6 +30,11 @@ _FIGURES = {
         "The blue band is the range of models retrained without the forgotten data; bars show the spread over runs.",
     ),
     "series": ("Curves, a line for each method", "Shades reach from the lowest to the highest run."),
+    "response": (
+        "How much of a client's pull is left at the end of training, by curvature, a panel for each training",
+        "Marks are measured, trained minus retrained from the same start, and as large as the share of the pull that"
+        " they hold; bars reach from the lowest to the highest seed. Lines are what is taken back.",
+    ),
     "power": (
         "The share of honest retrains that are called EQUIVALENT, by the number of retrained models",
         "Bars are exact 95% intervals (Clopper-Pearson).",

@@ -1,0 +1,116 @@
+"""The picture of the response: how much of a client's pull is left, by curvature, measured and predicted."""
+
+from collections.abc import Sequence
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from expunge.bench.response import CLEAN, LEFT, LENGTH, MEASURED, PREDICTED, STRONG, WEAK, X_NAME
+from expunge.bench.results import Results, Series
+from expunge.report.curves import Curve, curves
+from expunge.report.palette import FAINT, FONT, plain_log_scale
+
+_KINDS = {CLEAN: ("#0072B2", "o"), WEAK: ("#E69F00", "^"), STRONG: ("#D55E00", "s")}
+"""Colour and mark of each kind of client."""
+_AREA = 900.0
+"""Of a mark that holds all of the pull, in square points."""
+_SMALLEST = 8.0
+_SIZES = (0.01, 0.1, 0.3)
+"""Shares of the pull that the legend shows."""
+_ASIDE = 1.06
+"""By how much the kinds' marks stand apart, so that none hides another."""
+
+
+def response_figures(results: Results) -> dict[str, Figure]:
+    """The picture, where there is something to draw.
+
+    Example:
+        >>> curve = Series(MEASURED, f"SGD, {CLEAN}", X_NAME, LEFT, [0.1, 1.0], [1.0, 0.6])
+        >>> list(response_figures(Results("response", {}, {}, [], {}, {}, [curve])))
+        ['response']
+    """
+    return {"response": response_plot(results)} if results.series else {}
+
+
+def response_plot(results: Results) -> Figure:
+    """A panel a training: marks are measured, as large as the share of the pull that they hold; lines are predicted.
+
+    A mark is the mean over the seeds, its bar reaches from the lowest to the highest.
+    """
+    trainings = list(dict.fromkeys(_training(curve.variant) for curve in results.series))
+    with rc_context(FONT):
+        figure = Figure(figsize=(max(7.0, 4.7 * len(trainings)), 5.0), layout="constrained")
+        grid = figure.subplots(1, len(trainings), sharey=True, squeeze=False)[0]
+        for axes, training in zip(grid, trainings, strict=True):
+            _panel(axes, training, [curve for curve in results.series if _training(curve.variant) == training])
+        grid[0].set_ylabel("share of the pull that is left")
+        _legend(figure, results.series)
+    return figure
+
+
+def _training(variant: str) -> str:
+    return variant.rpartition(", ")[0]
+
+
+def _kind(variant: str) -> str:
+    return variant.rpartition(", ")[2]
+
+
+def _panel(axes: Axes, training: str, series: Sequence[Series]) -> None:
+    drawn = curves(series)
+    kinds = list(dict.fromkeys(_kind(curve.variant) for curve in drawn))
+    for number, kind in enumerate(kinds):
+        of = {(curve.method, curve.y_name): curve for curve in drawn if _kind(curve.variant) == kind}
+        colour, mark = _KINDS.get(kind, (FAINT, "o"))
+        if (PREDICTED, LEFT) in of:
+            told = of[PREDICTED, LEFT]
+            axes.plot(told.x, told.mean, "-", color=colour, linewidth=1.4, alpha=0.9)
+        if (MEASURED, LEFT) in of:
+            aside = _ASIDE ** (number - (len(kinds) - 1) / 2)
+            _marks(axes, of[MEASURED, LEFT], of.get((MEASURED, LENGTH)), colour, mark, aside)
+    axes.axvline(1.0, color=FAINT, linestyle=":", linewidth=1.0)
+    axes.axhline(0.0, color=FAINT, linewidth=0.8)
+    plain_log_scale(axes, "x")
+    axes.set_title(training, fontsize=11.5, loc="left")
+    axes.set_xlabel(X_NAME)
+    axes.grid(color="#ececec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _marks(axes: Axes, measured: Curve, lengths: Curve | None, colour: str, mark: str, aside: float) -> None:
+    known = dict(zip(lengths.x, lengths.mean, strict=True)) if lengths is not None else {}
+    x = [aside * at for at in measured.x]
+    axes.vlines(x, measured.low, measured.high, color=colour, linewidth=1.0, alpha=0.7)
+    sizes = [_size(known.get(at, 0.0)) for at in measured.x]
+    axes.scatter(x, measured.mean, s=sizes, color=colour, marker=mark, alpha=0.75, edgecolors="white", linewidths=0.6)
+
+
+def _size(length: float) -> float:
+    return _SMALLEST + _AREA * length
+
+
+def _legend(figure: Figure, series: Sequence[Series]) -> None:
+    found = dict.fromkeys(_kind(curve.variant) for curve in series)
+    handles = [
+        Line2D([], [], color=colour, marker=mark, linestyle="", markersize=8, label=f"{kind}: measured")
+        for kind, (colour, mark) in _KINDS.items()
+        if kind in found
+    ]
+    handles.append(Line2D([], [], color=FAINT, label="predicted by the training's response"))
+    handles += [
+        Line2D(
+            [],
+            [],
+            color=FAINT,
+            marker="o",
+            linestyle="",
+            markersize=_size(share) ** 0.5,
+            markeredgecolor="white",
+            label=f"{share:.0%} of the pull's squared length",
+        )
+        for share in _SIZES
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
