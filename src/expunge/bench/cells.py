@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from expunge.auditing.later import more_rounds
 from expunge.bench.adversary import Tampering
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.bench.settings import Contender, Forget
@@ -220,6 +221,45 @@ class ForgottenCell(Cell):
         """The state after a failure: the leaver is gone all the same, the model as it was."""
         memory = state.memory.without(self.forgets[-1].clients) if state.memory is not None else None
         return state.moved(state.model, memory)
+
+
+@dataclass(frozen=True)
+class ContinuedCell(Cell):
+    """Another cell's model after those who stay went on for some rounds; the same way for every model."""
+
+    kind = "continued"
+    of: Cell
+    forget: Forget
+    rounds: int
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """The model that it starts from."""
+        return (self.of,)
+
+    @property
+    def work(self) -> float:
+        """As a training of so many rounds."""
+        return super().work * self.rounds / self.scenario.plan.rounds
+
+    def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
+        """More rounds by the training's plan, without those who left."""
+        federation, engine = workplace.engine(self.scenario)
+        go_on = more_rounds(engine, self.scenario.plan, self.forget.request(federation), self.rounds)
+        with measured(engine) as cost:
+            model = go_on(workplace.kept(self.of).state.model)
+        return ServerState(model), cost, {}
+
+
+def after(cell: Cell, forget: Forget, rounds: int) -> Cell:
+    """The cell itself, or where its model leads in so many more rounds of those who stay.
+
+    Example:
+        >>> cell, gone = TrainedCell(Scenario()), Forget(("client-1",))
+        >>> after(cell, gone, 0).kind, after(cell, gone, 5).kind
+        ('trained', 'continued')
+    """
+    return ContinuedCell(cell.scenario, cell, forget, rounds) if rounds else cell
 
 
 def stored_bytes(needs: str | None, state: ServerState) -> int:

@@ -12,6 +12,8 @@ from expunge.bench.cells import Kept, RetrainedCell
 from expunge.bench.evidence import RETRAINS as TEN
 from expunge.bench.evidence import run_evidence
 from expunge.bench.hospitals import EXPERIMENT as HOSPITALS
+from expunge.bench.persistence import SEEDS as PERSISTENCE_SEEDS
+from expunge.bench.persistence import persistence
 from expunge.bench.response import SEEDS as RESPONSE_SEEDS
 from expunge.bench.response import response, responses
 from expunge.bench.results import Results, Series
@@ -379,6 +381,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             curves=responses,
             apart=True,
             seeds=RESPONSE_SEEDS,
+        ),
+        dataclasses.replace(
+            _experiment(persistence, "What comes back when those who stay go on"), seeds=PERSISTENCE_SEEDS
         ),
         dataclasses.replace(_experiment(replay, "Samples, and clients without vectors, by replay"), seeds=UNSEEN),
         HOSPITALS,

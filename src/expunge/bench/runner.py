@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
+from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell, after
 from expunge.bench.evaluation import noise_ranges
 from expunge.bench.measured import alone, measured_part, part_path
 from expunge.bench.measuring import Curves, Part, compared_steps
@@ -139,7 +139,7 @@ def cells(setting: Setting) -> list[Cell]:
     for contender in setting.contenders:
         for step in range(1, steps + 1):
             found.append(ForgottenCell(scenario, contender, setting.forgets[:step], setting.tamper))
-    return found
+    return found + [after(cell, gone, setting.more_rounds) for cell in found if setting.more_rounds]
 
 
 def missing_cells(wanted: list[Cell], store: Store) -> list[Cell]:
@@ -239,11 +239,13 @@ def described(setting: Setting, *others: Setting) -> dict[str, Any]:
     owners = [name for each in (setting, *others) for forget in each.forgets for name in forget.owners]
     attackers = [name for each in (setting, *others) for name in each.scenario.backdoors]
     more = {"forgotten": list(dict.fromkeys(owners)), "steps": steps, "attackers": list(dict.fromkeys(attackers))}
-    counts = {
+    counts: dict[str, Any] = {
         "seeds": [each.scenario.seed for each in (setting, *others)],
         "retrains_per_seed": setting.retrains,
         "same_init_retrains_per_seed": setting.same_init,
     }
+    if setting.more_rounds:
+        counts["more_rounds"] = setting.more_rounds
     return {**scenario, **more, **counts, **({"lie": setting.tamper} if setting.tamper else {})}
 
 

@@ -18,7 +18,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCell, Kept, ShardedCell, TrainedCell
+from expunge.bench.cells import (
+    SHARDS,
+    SLICES,
+    UPDATES_EVERY,
+    Cell,
+    ContinuedCell,
+    ForgottenCell,
+    Kept,
+    ShardedCell,
+    TrainedCell,
+)
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost
@@ -127,6 +137,8 @@ def described(cell: Cell) -> dict[str, Any]:
         if cell.contender.budget_of is not None:
             parts["budget_of"] = described(dataclasses.replace(cell, contender=cell.contender.budget_of))
         parts["before"] = described(cell.before)
+    if isinstance(cell, ContinuedCell):
+        parts["of"] = described(cell.of)
     if isinstance(cell, ShardedCell):
         parts |= {"shards": SHARDS, "slices": SLICES}
     if isinstance(cell, TrainedCell) and cell.updates:

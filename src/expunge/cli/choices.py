@@ -27,6 +27,7 @@ EXPERIMENTS = (
     "adversary",
     "trainings",
     "response",
+    "persistence",
     "replay",
     "hospitals",
     "fresh",

@@ -35,6 +35,10 @@ _FIGURES = {
         "Marks are measured, trained minus retrained from the same start, and as large as the share of the pull that"
         " they hold; bars reach from the lowest to the highest seed. Lines are what is taken back.",
     ),
+    "persistence": (
+        "Success of the backdoor after more rounds of those who stay, beside retrained models that went on alike",
+        "Forgotten means: the marks stay below the broken line, which is the bar. Thin lines are single seeds.",
+    ),
     "power": (
         "The share of honest retrains that are called EQUIVALENT, by the number of retrained models",
         "Bars are exact 95% intervals (Clopper-Pearson).",

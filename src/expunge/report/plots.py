@@ -16,6 +16,7 @@ from expunge.report.layout import file_label, parts
 from expunge.report.lines import series_plot, variants_plot
 from expunge.report.palette import FONT
 from expunge.report.pareto import pareto_plot, seconds_plot
+from expunge.report.persistence import persistence_figures
 from expunge.report.response_plot import response_figures
 from expunge.report.verdict_plots import verdict_figures
 
@@ -24,7 +25,11 @@ OF_PARTS = ("forgetting", "cost", "pareto", "seconds")
 _IN_ORDER = ("damping", "heterogeneity", "clients", "several")
 """Experiments whose variants are steps of one quantity, so that lines between them mean something."""
 
-_OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {"verdict": verdict_figures, "response": response_figures}
+_OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {
+    "verdict": verdict_figures,
+    "response": response_figures,
+    "persistence": persistence_figures,
+}
 """Experiments that are drawn in their own way."""
 
 
