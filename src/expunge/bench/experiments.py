@@ -12,6 +12,8 @@ from expunge.bench.cells import Kept, RetrainedCell
 from expunge.bench.evidence import RETRAINS as TEN
 from expunge.bench.evidence import run_evidence
 from expunge.bench.hospitals import EXPERIMENT as HOSPITALS
+from expunge.bench.insiders import SEEDS as INSIDERS_SEEDS
+from expunge.bench.insiders import insiders
 from expunge.bench.persistence import SEEDS as PERSISTENCE_SEEDS
 from expunge.bench.persistence import persistence
 from expunge.bench.response import SEEDS as RESPONSE_SEEDS
@@ -375,6 +377,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment(samples, "Samples leave, their clients stay"),
         _experiment(several, "Several clients leave at once"),
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
+        dataclasses.replace(_experiment(insiders, "Attackers who know the method"), seeds=INSIDERS_SEEDS),
         dataclasses.replace(_experiment(trainings, "Other optimisers, schedules and server rules"), seeds=UNSEEN),
         dataclasses.replace(
             _experiment(response, "How much of a pull is left, by curvature: measured, and by the training's response"),

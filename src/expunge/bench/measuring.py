@@ -96,6 +96,7 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
         overhead = _overhead(contender, trained, store, setting)
         start = sharded if method(contender.method).needs == "shards" else before
         own_row = row(contender.label, own, cost, costs, stored, overhead, start=start)
+        own_row = dataclasses.replace(own_row, warned=float(any(kept.record["warnings"] for kept in steps)))
         if not all(kept.record["succeeded"] for kept in steps):
             own_row = dataclasses.replace(own_row, verdict=FAILED, speedup=None, speedup_in_gradients=None)
         rows.append(own_row)

@@ -30,6 +30,7 @@ from expunge.bench.cells import (
     TrainedCell,
 )
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
+from expunge.bench.scheming import Scheming
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost
 from expunge.federation.keeping.files import appear, read_json, require_writable, tidy, write_whole
@@ -118,7 +119,11 @@ class Store:
     def engine(self, scenario: Scenario) -> tuple[Federation, SwitchableEngine]:
         """The federation and a new engine on it."""
         federation = self.federation(scenario)
-        return federation, self._connect(federation)
+        engine = self._connect(federation)
+        if scenario.schemes:
+            honest = self.federation(scenario.without_deeds(tuple(scenario.schemes)))
+            engine = Scheming(engine, self._connect(honest), scenario)
+        return federation, engine
 
 
 @functools.lru_cache(maxsize=2)

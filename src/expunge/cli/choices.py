@@ -25,6 +25,7 @@ EXPERIMENTS = (
     "samples",
     "several",
     "adversary",
+    "insiders",
     "trainings",
     "response",
     "persistence",
