@@ -69,6 +69,19 @@ def test_a_continued_cell_is_named_by_what_it_continues(store):
     ]
     assert len({store.path(own) for own in (cell, *others)}) == 5
     assert cell.needs == (cell.of,)
+    assert after(TrainedCell(SMOKE.base), cell.forget, 5) == cell
+
+
+def test_a_longer_way_goes_over_shorter_ones_and_shuffles_anew(store):
+    cell, gone = TrainedCell(SMOKE.base.with_seed(10)), Forget((SMOKE.leaver,))
+    whole = after(cell, gone, 12)
+    assert [(own.rounds, own.earlier) for own in (whole, whole.of, whole.of.of)] == [(5, 7), (5, 2), (2, 0)]
+    assert whole.of.of.of == cell
+    store.make(after(cell, gone, 7))
+    federation, engine = store.engine(cell.scenario)
+    model = store.kept(after(cell, gone, 2)).state.model
+    again = more_rounds(engine, cell.scenario.plan, gone.request(federation), 5)(model)
+    assert store.kept(after(cell, gone, 7)).state.model.digest != again.digest
 
 
 def study():
