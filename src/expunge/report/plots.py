@@ -17,7 +17,7 @@ from expunge.report.lines import series_plot, variants_plot
 from expunge.report.palette import FONT
 from expunge.report.pareto import pareto_plot, seconds_plot
 from expunge.report.persistence import persistence_figures
-from expunge.report.response_plot import response_figures
+from expunge.report.response import response_figures
 from expunge.report.verdict_plots import verdict_figures
 
 OF_PARTS = ("forgetting", "cost", "pareto", "seconds")

@@ -1,5 +1,6 @@
-"""The picture of the response: how much of a client's pull is left, by curvature, measured and predicted."""
+"""The response: how much of a client's pull is left, by curvature, measured and predicted; a picture and a table."""
 
+import math
 from collections.abc import Sequence
 
 from matplotlib import rc_context
@@ -10,6 +11,8 @@ from matplotlib.lines import Line2D
 from expunge.bench.response import CLEAN, LEFT, LENGTH, MEASURED, PREDICTED, STRONG, WEAK, X_NAME
 from expunge.bench.results import Results, Series
 from expunge.report.curves import Curve, curves
+from expunge.report.markdown import drawn_table, escaped
+from expunge.report.measures import MISSING
 from expunge.report.palette import FAINT, FONT, plain_log_scale
 
 _KINDS = {CLEAN: ("#0072B2", "o"), WEAK: ("#E69F00", "^"), STRONG: ("#D55E00", "s")}
@@ -19,6 +22,8 @@ _AREA = 900.0
 _SMALLEST = 8.0
 _SIZES = (0.01, 0.1, 0.3)
 """Shares of the pull that the legend shows."""
+_RANGES = (("below 0.1", 0.0, 0.1), ("0.1 to 1", 0.1, 1.0), ("1 to 10", 1.0, 10.0), ("above 10", 10.0, math.inf))
+"""Curvatures that the table puts together."""
 _ASIDE = 1.06
 """By how much the kinds' marks stand apart, so that none hides another."""
 
@@ -48,6 +53,43 @@ def response_plot(results: Results) -> Figure:
         grid[0].set_ylabel("share of the pull that is left")
         _legend(figure, results.series)
     return figure
+
+
+def response_markdown(results: Results) -> str:
+    """A line a variant: what is left of the pull in flat, middling and curved directions, and what is predicted.
+
+    Means over the seeds, of several bins by the squared length of the pull in them.
+
+    Example:
+        >>> names = (f"SGD, {CLEAN}", X_NAME)
+        >>> series = [Series(MEASURED, *names, LEFT, [0.01, 3.0], [0.9, 0.5])]
+        >>> series += [Series(PREDICTED, *names, LEFT, [0.01, 3.0], [1.0, 0.4])]
+        >>> series += [Series(MEASURED, *names, LENGTH, [0.01, 3.0], [0.2, 0.8])]
+        >>> print(response_markdown(Results("response", {}, {}, [], {}, {}, series)).splitlines()[2])
+        | SGD, clean | 0.90 (1.00) of 20% | – | 0.50 (0.40) of 80% | – |
+    """
+    headers = ["training, leaver", *(name for name, _, _ in _RANGES)]
+    drawn = curves(results.series)
+    lines = []
+    for variant in dict.fromkeys(curve.variant for curve in drawn):
+        of = {(curve.method, curve.y_name): curve for curve in drawn if curve.variant == variant}
+        measured, predicted, lengths = (of[key] for key in ((MEASURED, LEFT), (PREDICTED, LEFT), (MEASURED, LENGTH)))
+        points = list(zip(measured.x, measured.mean, predicted.mean, lengths.mean, strict=True))
+        lines.append([escaped(variant), *(_range(points, low, high) for _, low, high in _RANGES)])
+    reading = (
+        "Measured, in brackets predicted, and which share of the pull's squared length lies there; curvature in units"
+        " of the cut-off."
+    )
+    return "\n\n".join([drawn_table(headers, lines), reading]) + "\n"
+
+
+def _range(points: Sequence[tuple[float, float, float, float]], low: float, high: float) -> str:
+    inside = [point for point in points if low <= point[0] < high]
+    total = sum(length for *_, length in inside)
+    if not total > 0:
+        return MISSING
+    measured, predicted = (sum(point[at] * point[3] for point in inside) / total for at in (1, 2))
+    return f"{measured:.2f} ({predicted:.2f}) of {total:.0%}"
 
 
 def _training(variant: str) -> str:
