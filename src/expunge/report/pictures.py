@@ -33,7 +33,7 @@ _FIGURES = {
     "response": (
         "How much of a client's pull is left at the end of training, by curvature, a panel for each training",
         "Marks are measured, trained minus retrained from the same start, and as large as the share of the pull that"
-        " they hold; bars reach from the lowest to the highest seed. Lines are what is taken back.",
+        " they hold; bars reach from the lowest to the highest seed. Lines are what the step takes for left.",
     ),
     "persistence": (
         "Success of the backdoor after more rounds of those who stay, beside retrained models that went on alike",

@@ -20,6 +20,8 @@ _KINDS = {CLEAN: ("#0072B2", "o"), WEAK: ("#E69F00", "^"), STRONG: ("#D55E00", "
 _AREA = 900.0
 """Of a mark that holds all of the pull, in square points."""
 _SMALLEST = 8.0
+_SHOWN = 0.002
+"""Marks that hold less of the pull are left out: next to nothing divided by next to nothing."""
 _SIZES = (0.01, 0.1, 0.3)
 """Shares of the pull that the legend shows."""
 _RANGES = (("below 0.1", 0.0, 0.1), ("0.1 to 1", 0.1, 1.0), ("1 to 10", 1.0, 10.0), ("above 10", 10.0, math.inf))
@@ -89,7 +91,7 @@ def _range(points: Sequence[tuple[float, float, float, float]], low: float, high
     if not total > 0:
         return MISSING
     measured, predicted = (sum(point[at] * point[3] for point in inside) / total for at in (1, 2))
-    return f"{measured:.2f} ({predicted:.2f}) of {total:.0%}"
+    return f"{measured:.2f} ({predicted:.2f}) of {total:.0%}".replace("-", "−")
 
 
 def _training(variant: str) -> str:
@@ -124,10 +126,12 @@ def _panel(axes: Axes, training: str, series: Sequence[Series]) -> None:
 
 def _marks(axes: Axes, measured: Curve, lengths: Curve | None, colour: str, mark: str, aside: float) -> None:
     known = dict(zip(lengths.x, lengths.mean, strict=True)) if lengths is not None else {}
-    x = [aside * at for at in measured.x]
-    axes.vlines(x, measured.low, measured.high, color=colour, linewidth=1.0, alpha=0.7)
-    sizes = [_size(known.get(at, 0.0)) for at in measured.x]
-    axes.scatter(x, measured.mean, s=sizes, color=colour, marker=mark, alpha=0.75, edgecolors="white", linewidths=0.6)
+    shown = [number for number, at in enumerate(measured.x) if known.get(at, 1.0) >= _SHOWN]
+    x = [aside * measured.x[number] for number in shown]
+    low, high, mean = ([of[number] for number in shown] for of in (measured.low, measured.high, measured.mean))
+    axes.vlines(x, low, high, color=colour, linewidth=1.0, alpha=0.7)
+    sizes = [_size(known.get(measured.x[number], 0.0)) for number in shown]
+    axes.scatter(x, mean, s=sizes, color=colour, marker=mark, alpha=0.75, edgecolors="white", linewidths=0.6)
 
 
 def _size(length: float) -> float:
