@@ -6,7 +6,8 @@ A document asks for the tables of results/NAME/results.json with a block
     <!-- generated: end -->
 
 and for a picture of it with a reference to images/NAME/FILE.png (`expunge.report.plots.figures` names the files).
-`(short)` behind the file's name asks for few columns, `(nearness)` for how near the default comes to retraining;
+`(short)` behind the file's name asks for few columns, `(nearness)` for how near the default comes to retraining,
+`(persistence)` for what comes back after more rounds, `(response)` for what is left of a pull by curvature;
 `(short: WORDS)` takes only the variants whose names begin with these words. Where the paper contradicts itself comes
 from the package, not from results:
 
@@ -48,7 +49,9 @@ from expunge.report.fingerprint import fingerprint, read_fingerprint
 from expunge.report.inline import inline_value
 from expunge.report.layout import parts
 from expunge.report.mixing import as_text, mixing_curves
+from expunge.report.persistence import persistence_markdown
 from expunge.report.plots import figures, save_figures
+from expunge.report.response import response_markdown
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
@@ -66,6 +69,8 @@ VIEWS = {
     "brief": brief_markdown,
     "short": partial(bench_markdown, short=True),
     "nearness": nearness_markdown,
+    "persistence": persistence_markdown,
+    "response": response_markdown,
 }
 """What a block may ask for, by the word in brackets; all of them are made from a results file."""
 DROPPED = "dropped"

@@ -180,6 +180,35 @@ def test_curves_of_several_seeds_are_averaged_where_they_share_a_place():
     assert second == other
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_curves_are_kept_for_each_seed_where_an_experiment_says_so(store, apart):
+    def curves(setting, finished, place):
+        assert place is not None
+        assert set(finished) == {"fine-tuning"}
+        return [Series("m", setting.label, "x", "y", [0.0, 1.0], [1.0, float(setting.scenario.seed)])]
+
+    settings = [Setting("mine", SMOKE.base, (GONE,), CONTENDERS[:1], 3, 1)]
+    own = Experiment(f"mine {apart}", "", lambda _: settings, curves=curves, apart=apart)
+    found = run(own, SMOKE, (10, 11), store, workers=1).series
+    assert [curve.y for curve in found] == ([[1.0, 10.0], [1.0, 11.0]] if apart else [[1.0, 10.5]])
+
+
+def test_a_row_says_whether_its_method_warned(part, kept, store, monkeypatch):
+    rows = {row.method: row for row in part.rows}
+    *_, finished = kept
+    assert {name: own.record["warnings"] for name, own in finished.items()} == {name: [] for name in finished}
+    assert {rows[name].warned for name in finished} == {0.0}
+    assert rows["trained"].warned is None
+    asked = store.kept
+
+    def warning(cell):
+        found = asked(cell)
+        return dataclasses.replace(found, record={**found.record, "warnings": ["Look at it."]})
+
+    monkeypatch.setattr(store, "kept", warning)
+    assert {row.method: row.warned for row in measure(SETTING, None, store).rows}["fine-tuning"] == 1.0
+
+
 def test_jobs_come_back_in_their_order(part):
     told = []
     with one_by_one() as pool:

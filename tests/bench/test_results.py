@@ -33,8 +33,8 @@ def test_fields_are_the_documented_ones_in_order():
         " secrets_likely secrets_first asr trigger_pull trigger_rank"
         " trigger_moves nearby_pull mia_auc kl kl_forget distance trigger_distance unseen_distance kept_share logit_mse"
         " agreement parameter_gap causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds"
-        " speedup sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead verdict variant"
-        " digest evidence"
+        " speedup sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead warned verdict"
+        " variant digest evidence"
     )
     assert " ".join(field.name for field in fields(Row)) == expected
 

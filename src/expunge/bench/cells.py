@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from expunge.auditing.later import more_rounds
 from expunge.bench.adversary import Tampering
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
 from expunge.bench.settings import Contender, Forget
@@ -31,6 +32,8 @@ MODEL_WORK = {
 
 UPDATES_EVERY = 2
 SHARDS, SLICES = 3, 2
+AT_A_TIME = 5
+"""More rounds that are made in one go: longer ways go over shorter ones, which are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +223,55 @@ class ForgottenCell(Cell):
         """The state after a failure: the leaver is gone all the same, the model as it was."""
         memory = state.memory.without(self.forgets[-1].clients) if state.memory is not None else None
         return state.moved(state.model, memory)
+
+
+@dataclass(frozen=True)
+class ContinuedCell(Cell):
+    """Another cell's model after those who stay went on for some rounds; the same way for every model.
+
+    ``earlier`` says how many rounds they had gone on before, so that they shuffle otherwise now.
+    """
+
+    kind = "continued"
+    of: Cell
+    forget: Forget
+    rounds: int
+    earlier: int = 0
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """The model that it starts from."""
+        return (self.of,)
+
+    @property
+    def work(self) -> float:
+        """As a training of so many rounds."""
+        return super().work * self.rounds / self.scenario.plan.rounds
+
+    def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
+        """More rounds by the training's plan, without those who left."""
+        federation, engine = workplace.engine(self.scenario)
+        plan = self.scenario.plan
+        if self.earlier:
+            plan = dataclasses.replace(plan, seed=derived_seed(plan.seed, "more", self.earlier))
+        go_on = more_rounds(engine, plan, self.forget.request(federation), self.rounds)
+        with measured(engine) as cost:
+            model = go_on(workplace.kept(self.of).state.model)
+        return ServerState(model), cost, {}
+
+
+def after(cell: Cell, forget: Forget, rounds: int) -> Cell:
+    """The cell itself, or where its model leads in so many more rounds of those who stay, a few at a time.
+
+    Example:
+        >>> cell, gone = TrainedCell(Scenario()), Forget(("client-1",))
+        >>> after(cell, gone, 0) == cell, after(cell, gone, 15).needs == (after(cell, gone, 10),)
+        (True, True)
+    """
+    if not rounds:
+        return cell
+    earlier = max(0, rounds - AT_A_TIME)
+    return ContinuedCell(cell.scenario, after(cell, forget, earlier), forget, rounds - earlier, earlier)
 
 
 def stored_bytes(needs: str | None, state: ServerState) -> int:

@@ -12,6 +12,12 @@ from expunge.bench.cells import Kept, RetrainedCell
 from expunge.bench.evidence import RETRAINS as TEN
 from expunge.bench.evidence import run_evidence
 from expunge.bench.hospitals import EXPERIMENT as HOSPITALS
+from expunge.bench.insiders import SEEDS as INSIDERS_SEEDS
+from expunge.bench.insiders import insiders
+from expunge.bench.persistence import SEEDS as PERSISTENCE_SEEDS
+from expunge.bench.persistence import persistence
+from expunge.bench.response import SEEDS as RESPONSE_SEEDS
+from expunge.bench.response import response, responses
 from expunge.bench.results import Results, Series
 from expunge.bench.runner import Experiment
 from expunge.bench.scales import Scale
@@ -305,7 +311,7 @@ def tried(scale: Scale) -> list[Setting]:
     ]
 
 
-def residual_curves(setting: Setting, finished: dict[str, Kept]) -> list[Series]:
+def residual_curves(setting: Setting, finished: dict[str, Kept], _store: Store) -> list[Series]:
     """Relative residuals of each solve, and the theorem's bound with the condition that the solve itself estimates."""
     series = []
     for label, kept in finished.items():
@@ -377,7 +383,17 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment(samples, "Samples leave, their clients stay"),
         _experiment(several, "Several clients leave at once"),
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
+        dataclasses.replace(_experiment(insiders, "Attackers who know the method"), seeds=INSIDERS_SEEDS),
         dataclasses.replace(_experiment(trainings, "Other optimisers, schedules and server rules"), seeds=UNSEEN),
+        dataclasses.replace(
+            _experiment(response, "How much of a pull is left, by curvature: measured, and by the training's response"),
+            curves=responses,
+            apart=True,
+            seeds=RESPONSE_SEEDS,
+        ),
+        dataclasses.replace(
+            _experiment(persistence, "What comes back when those who stay go on"), seeds=PERSISTENCE_SEEDS
+        ),
         dataclasses.replace(_experiment(replay, "Samples, and clients without vectors, by replay"), seeds=UNSEEN),
         HOSPITALS,
         dataclasses.replace(_experiment(fresh, "The default on seeds that it had never been run on"), seeds=FRESH),

@@ -69,11 +69,11 @@ def leaving(names: Sequence[str], retrains: int = RETRAINS) -> list[Setting]:
     ]
 
 
-def certified(setting: Setting, finished: dict[str, Kept]) -> list[Series]:
+def certified(setting: Setting, finished: dict[str, Kept], store: Store) -> list[Series]:
     """The certificate's bound on the distance after retrace, and after Newton steps from there; where there is one."""
     if "retrace" not in finished or not setting.scenario.l2:
         return []
-    federation, forget = setting.scenario.build(), setting.forgets[-1]
+    federation, forget = store.federation(setting.scenario), setting.forgets[-1]
     found = certificates(federation, finished["retrace"].state.model, forget.request(federation))
     bounds = [certificate.distance_bound for certificate in found]
     return [Series("retrace", setting.label, STEPS, BOUND, [float(step) for step in range(len(bounds))], bounds)]

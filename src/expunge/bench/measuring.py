@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from expunge.auditing.measured import Measured, kept_share
-from expunge.bench.cells import Cell, ForgottenCell, Kept, RetrainedCell, ShardedCell, TrainedCell
+from expunge.bench.cells import Cell, ForgottenCell, Kept, RetrainedCell, ShardedCell, TrainedCell, after
 from expunge.bench.evaluation import Evaluation, retrain_noise
 from expunge.bench.results import Row, Series
 from expunge.bench.scenario import Federation
@@ -20,8 +20,8 @@ from expunge.federation.engines.engine import Cost
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
 
-Curves = Callable[[Setting, dict[str, Kept]], list[Series]]
-"""Curves of one setting and seed, out of its finished contenders by label."""
+Curves = Callable[[Setting, dict[str, Kept], Store], list[Series]]
+"""Curves of one setting and seed, out of its finished contenders by label, and of all that the store has."""
 
 SAME_INIT = "retrain-same-start"
 SHARDED = "trained-sisa"
@@ -59,16 +59,20 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
     scenario, gone = setting.scenario, together(setting.forgets)
     federation = store.federation(scenario)
     evaluation = Evaluation(federation, gone.request(federation))
+    fresh = [RetrainedCell(scenario, gone, number) for number in range(setting.retrains)]
+    same = [RetrainedCell(scenario, gone, number, fresh=False) for number in range(setting.same_init)]
     trained = store.kept(TrainedCell(scenario))
-    before = evaluation.measure(trained.state.model)
-    fresh = [store.kept(RetrainedCell(scenario, gone, number)) for number in range(setting.retrains)]
-    same = [store.kept(RetrainedCell(scenario, gone, number, fresh=False)) for number in range(setting.same_init)]
-    references = [evaluation.measure(kept.state.model) for kept in fresh]
-    costs = [kept.cost for kept in fresh]
-    others = [evaluation.measure(kept.state.model) for kept in same]
+
+    def measured(cell: Cell) -> Measured:
+        return evaluation.measure(store.kept(after(cell, gone, setting.more_rounds)).state.model)
+
+    before = measured(TrainedCell(scenario))
+    references, others = ([measured(cell) for cell in cells] for cells in (fresh, same))
+    costs = [store.kept(cell).cost for cell in fresh]
 
     def row(name: str, own: Measured, *more: Any, start: Measured = before) -> Row:
-        verdict = evaluation.judgement(own, before, references).verdict.value
+        # After more rounds a verdict asks less (auditing/later.py): there are the measures alone.
+        verdict = None if setting.more_rounds else evaluation.judgement(own, before, references).verdict.value
         share = kept_share(own, before, references)  # a verdict's own start is always the trained model
         return dataclasses.replace(
             evaluation.row(name, own, start, references, *more), verdict=verdict, kept_share=share
@@ -76,29 +80,31 @@ def measure(setting: Setting, curves: Curves | None, store: Store) -> Part:
 
     rows = [row("trained", before)]
     rows += [  # the yardstick is not judged by itself
-        evaluation.row("retrain", own, before, references, kept.cost, costs)
-        for own, kept in zip(references, fresh, strict=True)
+        evaluation.row("retrain", own, before, references, cost, costs)
+        for own, cost in zip(references, costs, strict=True)
     ]
-    rows += [row(SAME_INIT, own, kept.cost, costs) for own, kept in zip(others, same, strict=True)]
+    rows += [row(SAME_INIT, own, store.kept(cell).cost, costs) for own, cell in zip(others, same, strict=True)]
     finished = {contender.label: _steps(setting, contender, store) for contender in setting.contenders}
     sharded = before
     if any(method(contender.method).needs == "shards" for contender in setting.contenders):
-        sharded = evaluation.measure(store.kept(ShardedCell(scenario)).state.model)
+        sharded = measured(ShardedCell(scenario))
         rows.append(row(SHARDED, sharded, start=sharded))
     for contender in setting.contenders:
         steps = finished[contender.label]
-        after = evaluation.measure(steps[-1].state.model)
+        own = measured(ForgottenCell(scenario, contender, setting.forgets, setting.tamper))
         cost, stored = _mean_cost(steps), steps[0].record["stored_bytes"]
         overhead = _overhead(contender, trained, store, setting)
         start = sharded if method(contender.method).needs == "shards" else before
-        own_row = row(contender.label, after, cost, costs, stored, overhead, start=start)
+        own_row = row(contender.label, own, cost, costs, stored, overhead, start=start)
+        own_row = dataclasses.replace(own_row, warned=float(any(kept.record["warnings"] for kept in steps)))
         if not all(kept.record["succeeded"] for kept in steps):
             own_row = dataclasses.replace(own_row, verdict=FAILED, speedup=None, speedup_in_gradients=None)
         rows.append(own_row)
     rows = [dataclasses.replace(each, variant=setting.label) for each in rows]
-    series = curves(setting, {label: steps[-1] for label, steps in finished.items()}) if curves is not None else []
+    last = {label: steps[-1] for label, steps in finished.items()}
+    series = curves(setting, last, store) if curves is not None else []
     if len(setting.forgets) > 1:
-        watched, more = _departures(setting, federation, trained, finished, fresh[0] if fresh else None, store)
+        watched, more = _departures(setting, federation, trained, finished, fresh[:1], store)
         rows, series = rows + watched, series + more
     return Part(rows, retrain_noise(references), retrain_noise(others) if len(others) > 1 else {}, series)
 
@@ -139,7 +145,7 @@ def _departures(
     federation: Federation,
     trained: Kept,
     finished: dict[str, list[Kept]],
-    last: Kept | None,
+    last: list[RetrainedCell],
     store: Store,
 ) -> tuple[list[Row], list[Series]]:
     """After each departure: test accuracy, and what is left of everybody who has left so far."""
@@ -153,8 +159,7 @@ def _departures(
         step: RetrainedCell(scenario, together(forgets[:step]), 0) for step in compared_steps(len(forgets))
     }
     way["retrain"] = {step: store.kept(cell).state.model for step, cell in middle.items()}
-    if last is not None:
-        way["retrain"][len(forgets)] = last.state.model
+    way["retrain"] |= {len(forgets): store.kept(cell).state.model for cell in last}
     rows, series = [], []
     for label, models in way.items():
         found = {step: _left_of(federation, setting, models[step], step) for step in models}

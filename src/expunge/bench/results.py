@@ -72,6 +72,7 @@ class Row:
     bytes: float | None = None
     stored_bytes: float | None = None
     training_overhead: float | None = None
+    warned: float | None = None
     verdict: str | None = None
     variant: str | None = None
     digest: str | None = None
@@ -81,7 +82,7 @@ class Row:
 NAMES = ("method", "verdict", "variant", "digest", "evidence")
 """What a row says in words; of a seed there is a whole number."""
 MEASURES = tuple(part.name for part in fields(Row) if part.name not in (*NAMES, "seed"))
-RATES = frozenset({"test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success"})
+RATES = frozenset({"test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success", "warned"})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell
+from expunge.bench.cells import Cell, ForgottenCell, RetrainedCell, ShardedCell, TrainedCell, after
 from expunge.bench.evaluation import noise_ranges
 from expunge.bench.measured import alone, measured_part, part_path
 from expunge.bench.measuring import Curves, Part, compared_steps
@@ -35,7 +35,8 @@ class Experiment:
         name: of its folder.
         title: what it asks.
         settings: its variants at a scale.
-        curves: what is drawn from the methods' own records, or None.
+        curves: what is drawn from the methods' own records and from the models, or None.
+        apart: whether each seed's curves are kept, not their mean.
         study: curves that need no federation, for one seed at a scale, or None.
         whole: runs the experiment where it is not made of settings, or None.
         seeds: its own default seeds by scale, where the scale's are not enough.
@@ -45,6 +46,7 @@ class Experiment:
     title: str
     settings: Callable[[Scale], list[Setting]]
     curves: Curves | None = None
+    apart: bool = False
     study: Callable[[bool, int], list[Series]] | None = None
     whole: Callable[[Scale, Sequence[int], Store, int | None, Progress | None], Results] | None = None
     seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -137,7 +139,7 @@ def cells(setting: Setting) -> list[Cell]:
     for contender in setting.contenders:
         for step in range(1, steps + 1):
             found.append(ForgottenCell(scenario, contender, setting.forgets[:step], setting.tamper))
-    return found
+    return found + [after(cell, gone, setting.more_rounds) for cell in found if setting.more_rounds]
 
 
 def missing_cells(wanted: list[Cell], store: Store) -> list[Cell]:
@@ -214,7 +216,8 @@ def _put_together(
     if len(variants) == 1:
         scenario |= next(iter(variants.values())).scenario
     rows = [row for part in parts for row in part.rows]
-    series = averaged([curve for part in parts for curve in part.series])
+    every = [curve for part in parts for curve in part.series]
+    series = every if experiment.apart else averaged(every)
     where = {**_joined([part.environment for part in parts if part.environment]), "torch_threads": 1}
     date = max((part.date for part in parts if part.date is not None), default=None)
     return Results(experiment.name, scenario, where, rows, noise, variants, series, date)
@@ -236,11 +239,13 @@ def described(setting: Setting, *others: Setting) -> dict[str, Any]:
     owners = [name for each in (setting, *others) for forget in each.forgets for name in forget.owners]
     attackers = [name for each in (setting, *others) for name in each.scenario.backdoors]
     more = {"forgotten": list(dict.fromkeys(owners)), "steps": steps, "attackers": list(dict.fromkeys(attackers))}
-    counts = {
+    counts: dict[str, Any] = {
         "seeds": [each.scenario.seed for each in (setting, *others)],
         "retrains_per_seed": setting.retrains,
         "same_init_retrains_per_seed": setting.same_init,
     }
+    if setting.more_rounds:
+        counts["more_rounds"] = setting.more_rounds
     return {**scenario, **more, **counts, **({"lie": setting.tamper} if setting.tamper else {})}
 
 

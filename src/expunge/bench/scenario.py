@@ -22,6 +22,9 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.models import build
 from expunge.models.ensemble import Ensemble
 
+EARLY, CANCELLING, CREDIT = SCHEMES = ("pulls early", "pulls that cancel", "takes the credit")
+"""What an attacker who knows the method may do while it trains (scheming.py)."""
+
 
 class SwitchableEngine(Engine, Protocol):
     """An engine whose clients can be switched off."""
@@ -47,6 +50,7 @@ class Scenario:
         shrink: images are averaged over squares of this side, to work on fewer pixels.
         mislabelled: whose labels are partly wrong, so that a model can only know them by heart.
         l2: factor of half the squared weights in everybody's loss.
+        schemes: who sends what misleads unlearning, and by which of `SCHEMES`.
 
     Example:
         >>> scenario = Scenario(backdoors={"client-1": Backdoor(size=3)})
@@ -66,6 +70,7 @@ class Scenario:
     shrink: int = 1
     mislabelled: Mapping[str, Mislabelling] = field(default_factory=dict)
     l2: float = 0.0
+    schemes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -82,6 +87,9 @@ class Scenario:
         for name in self.mislabelled:
             if name not in self.names or name in self.backdoors:
                 raise RequestError(f"Wrong labels are for a client of the federation without a backdoor, not {name!r}.")
+        for name, scheme in self.schemes.items():
+            if name not in self.names or scheme not in SCHEMES:
+                raise RequestError(f"A client of the federation may scheme by {', '.join(SCHEMES)}: not {name!r} so.")
 
     @property
     def names(self) -> list[str]:
@@ -89,9 +97,9 @@ class Scenario:
         return list(NATURAL.get(self.dataset, [f"client-{number}" for number in range(self.clients)]))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; wrong labels and an L2 term where there are some, so that older scenarios keep their digests."""
+        """For JSON; wrong labels, an L2 term and schemes where there are some, so that older scenarios keep digests."""
         values = {**dataclasses.asdict(self), "plan": self.plan.as_dict()}
-        return {name: own for name, own in values.items() if own or name not in ("mislabelled", "l2")}
+        return {name: own for name, own in values.items() if own or name not in ("mislabelled", "l2", "schemes")}
 
     def _require_natural(self) -> None:
         """Data with its own clients is taken as it is."""
@@ -112,7 +120,8 @@ class Scenario:
         """
         backdoors = {name: own for name, own in self.backdoors.items() if name not in clients}
         mislabelled = {name: own for name, own in self.mislabelled.items() if name not in clients}
-        return dataclasses.replace(self, backdoors=backdoors, mislabelled=mislabelled)
+        schemes = {name: own for name, own in self.schemes.items() if name not in clients}
+        return dataclasses.replace(self, backdoors=backdoors, mislabelled=mislabelled, schemes=schemes)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Scenario:

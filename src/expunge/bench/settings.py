@@ -108,6 +108,7 @@ class Setting:
         same_init: retrained models from the training's own start and batches, 1 or none.
         tamper: a lie of the leaver's (see adversary.py), or "".
         seeds: how many of the seeds that are asked for it takes, the first ones; None is all.
+        more_rounds: for how many rounds those who stay go on from every model before it is measured.
     """
 
     label: str
@@ -118,6 +119,7 @@ class Setting:
     same_init: int = 1
     tamper: str = ""
     seeds: int | None = None
+    more_rounds: int = 0
 
     def __post_init__(self) -> None:
         labels = [contender.label for contender in self.contenders]

@@ -18,8 +18,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from expunge.bench.cells import SHARDS, SLICES, UPDATES_EVERY, Cell, ForgottenCell, Kept, ShardedCell, TrainedCell
+from expunge.bench.cells import (
+    SHARDS,
+    SLICES,
+    UPDATES_EVERY,
+    Cell,
+    ContinuedCell,
+    ForgottenCell,
+    Kept,
+    ShardedCell,
+    TrainedCell,
+)
 from expunge.bench.scenario import Federation, Scenario, SwitchableEngine
+from expunge.bench.scheming import Scheming
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost
 from expunge.federation.keeping.files import appear, read_json, require_writable, tidy, write_whole
@@ -108,7 +119,11 @@ class Store:
     def engine(self, scenario: Scenario) -> tuple[Federation, SwitchableEngine]:
         """The federation and a new engine on it."""
         federation = self.federation(scenario)
-        return federation, self._connect(federation)
+        engine = self._connect(federation)
+        if scenario.schemes:
+            honest = self.federation(scenario.without_deeds(tuple(scenario.schemes)))
+            engine = Scheming(engine, self._connect(honest), scenario)
+        return federation, engine
 
 
 @functools.lru_cache(maxsize=2)
@@ -127,6 +142,8 @@ def described(cell: Cell) -> dict[str, Any]:
         if cell.contender.budget_of is not None:
             parts["budget_of"] = described(dataclasses.replace(cell, contender=cell.contender.budget_of))
         parts["before"] = described(cell.before)
+    if isinstance(cell, ContinuedCell):
+        parts["of"] = described(cell.of)
     if isinstance(cell, ShardedCell):
         parts |= {"shards": SHARDS, "slices": SLICES}
     if isinstance(cell, TrainedCell) and cell.updates:

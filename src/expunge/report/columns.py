@@ -163,6 +163,11 @@ _ALL = (
         "How much dearer training is because the method needs things kept.",
     ),
     Measure(
+        "warned",
+        "warned (%)",
+        "How many runs said that their result may be wrong, or refused to go on.",
+    ),
+    Measure(
         "verdict",
         "verdict",
         "Whether the model might have come out of retraining, by all measures together, with a known error rate: see"
@@ -189,6 +194,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "backdoor": (*_FORGETTING, "asr_reduction", "verdict", *_SAVED, *_COST),
     "verdict": ("verdict", "test_accuracy", "forget_accuracy", "asr", "kl_forget"),
     "evidence": ("evidence", "verdict", "test_accuracy", "forget_accuracy", "asr", "kl_forget"),
+    "insiders": (*_FORGETTING, "warned", "verdict", "speedup_in_gradients"),
     "components": ("test_accuracy", "parameter_gap", "mia_success", "forget_accuracy", "asr", "kl_forget", "verdict"),
     "damping": (*_BENCH, "causal_faithfulness"),
     "text": (

@@ -30,6 +30,15 @@ _FIGURES = {
         "The blue band is the range of models retrained without the forgotten data; bars show the spread over runs.",
     ),
     "series": ("Curves, a line for each method", "Shades reach from the lowest to the highest run."),
+    "response": (
+        "How much of a client's pull is left at the end of training, by curvature, a panel for each training",
+        "Marks are measured, trained minus retrained from the same start, and as large as the share of the pull that"
+        " they hold; bars reach from the lowest to the highest seed. Lines are what the step takes for left.",
+    ),
+    "persistence": (
+        "Success of the backdoor after more rounds of those who stay, beside retrained models that went on alike",
+        "Forgotten means: the marks stay below the broken line, which is the bar. Thin lines are single seeds.",
+    ),
     "power": (
         "The share of honest retrains that are called EQUIVALENT, by the number of retrained models",
         "Bars are exact 95% intervals (Clopper-Pearson).",

@@ -1,5 +1,6 @@
 """The pictures of an experiment, and writing them to files."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,21 @@ from expunge.report.layout import file_label, parts
 from expunge.report.lines import series_plot, variants_plot
 from expunge.report.palette import FONT
 from expunge.report.pareto import pareto_plot, seconds_plot
+from expunge.report.persistence import persistence_figures
+from expunge.report.response import response_figures
 from expunge.report.verdict_plots import verdict_figures
 
 OF_PARTS = ("forgetting", "cost", "pareto", "seconds")
 """The pictures that every variant has of its own."""
 _IN_ORDER = ("damping", "heterogeneity", "clients", "several")
 """Experiments whose variants are steps of one quantity, so that lines between them mean something."""
+
+_OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {
+    "verdict": verdict_figures,
+    "response": response_figures,
+    "persistence": persistence_figures,
+}
+"""Experiments that are drawn in their own way."""
 
 
 def figures(results: Results) -> dict[str, Figure]:
@@ -63,8 +73,8 @@ def whole_figures(results: Results) -> dict[str, Figure]:
         >>> whole_figures(Results("demo", {}, {}, [], {}))
         {}
     """
-    if results.experiment == "verdict":
-        return verdict_figures(results)
+    if results.experiment in _OWN:
+        return _OWN[results.experiment](results)
     drawn = {"series": series_plot(results)} if results.series else {}
     if results.experiment in _IN_ORDER and len(results.variants) > 1:
         drawn["variants"] = variants_plot(results)
