@@ -160,7 +160,8 @@ class TestRows:
         assert (row.method, row.seed) == ("mine", 4)
         assert row.digest == forgot.model.digest != trained.model.digest
         missing = [name for name in MEASURES if getattr(row, name) is None]
-        assert missing == ["training_overhead", "warned"]
+        of_text = ["secret_loss", "secret_rank", "secrets_likely", "secrets_first"]
+        assert missing == [*of_text, "training_overhead", "warned"]
         assert row.speedup == pytest.approx(20 / 2)
         assert row.speedup_in_gradients == pytest.approx(2000 / 50)
         assert (row.seconds, row.sample_gradients, row.rounds, row.bytes, row.stored_bytes) == (2.0, 50.0, 4, 16, 9)
