@@ -130,7 +130,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     details |= {"layers": curvature.layers, **({"stiffness": curvature.stiffness} if options.coupled else {})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     told = (ALONE,) if curvature.over_tokens and not options.coupled and outcome.succeeded else ()
-    return replace(outcome, warnings=(*outcome.warnings, *curvature.notes, *told))
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *told))
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:
@@ -158,7 +158,8 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         taken = take(ready.stay, state.model, {options.filter: step}, bounds, following)
         momentum = _momentum(state, pull, apply, taken)
     details = {"source": pull.source, "solver": "krylov", "damping": _cut_off(pull, options), "solves": solves}
-    return ready.outcome(taken, cost, options.tau, details, momentum)
+    outcome = ready.outcome(taken, cost, options.tau, details, momentum)
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes))
 
 
 def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
@@ -250,13 +251,14 @@ def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull 
         if parties.partly:
             raise RequestError("Samples whose client stays have no vector of their own: choose source='replay'.")
         return recorded(state, parties.leaving)
+    replay = Replay(state, parties, options.seed)
+    replay.require_followed()
     if state.checkpoints is None:
         raise RequestError(
             "Samples whose client stays have no vector of their own, and there are no checkpoints to replay from: "
             "use hf-kcu."
         )
     require_reachable(parties)
-    replay = Replay(state, parties, options.seed)
     replay.require_possible()
     return replay
 

@@ -202,7 +202,7 @@ class Memory:
     def pulls(self, names: Iterable[str], schedule: Schedule | None) -> tuple[Tensor, Tensor]:
         """A_U by stretches, a row each, and for each of them a row of how it is spread over all rounds."""
         names = tuple(names)
-        works = self._works(schedule)
+        works = self.works(schedule)
         if works is None:
             raise RequestError("How the clients trained is not known: give learning_rate and local_steps.")
         found = self._pulls(names)
@@ -213,12 +213,12 @@ class Memory:
         """What those who stay leave of pulls, by what was recorded; None where rates and steps are not known."""
         if isinstance(self.recipe.server, AdaptiveServer):
             raise RequestError(refusal(self.recipe.server))
-        works = self._works(schedule)
+        works = self.works(schedule)
         return None if works is None else Response(self.recipe, staying(works, self._kept, tuple(leaving)), layout)
 
     def schedule(self, batch_size: int) -> Schedule | None:
         """The mean learning rate and the mean steps of a client in a round; None where they were not recorded."""
-        works = [work for each in self._works(None) or () for work in each.values()]
+        works = [work for each in self.works(None) or () for work in each.values()]
         total = sum(work.share for work in works)
         if not total:
             return None
@@ -313,7 +313,8 @@ class Memory:
                 found.append((weighted_sum(own, (1 / (1 - mass) for _ in own)), stretch.rounds))
         return found
 
-    def _works(self, schedule: Schedule | None) -> list[dict[str, Work]] | None:
+    def works(self, schedule: Schedule | None) -> list[dict[str, Work]] | None:
+        """What each client did, round by round, by this schedule where it was not recorded; None where not known."""
         rate = schedule.learning_rate if schedule is not None else None
         steps = schedule.local_steps if schedule is not None else None
         found = []
