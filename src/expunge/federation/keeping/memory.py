@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from expunge.core.vectors import Chosen, Layout, Snapshot, weighted_sum
 from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
+from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Stretch, added
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import AdaptiveServer, FedAvgM, Recipe, refusal
+from expunge.federation.training.recipe import SGD, AdaptiveServer, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response, Work, spread
 
 STRETCHES = 4
@@ -160,7 +161,10 @@ class Memory:
         pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
         self._stretches = added(self._stretches, pulls, len(self._kept), self._most)
         mark = (float(mean.double().norm()), float(mean.double().sum()))
-        self._kept.append(replace(kept, pulls={name: float(own.norm()) for name, own in pulls.items()}, mark=mark))
+        lengths = {name: float(own.norm()) for name, own in pulls.items()}
+        looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
+        peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
+        self._kept.append(replace(kept, pulls=lengths, peaks=peaks, mark=mark))
         if self._place is not None:
             self._place = self._place.moved(self.recipe, mean, plain=plain)
 
@@ -225,6 +229,15 @@ class Memory:
         steps = sum(work.share * work.steps for work in works) / total
         rate = sum(work.share * work.learning_rate * work.steps for work in works) / (total * steps)
         return Schedule(rate, steps, len(self._kept), batch_size)
+
+    def doubts(self, schedule: Schedule | None) -> tuple[str, ...]:
+        """A sentence where clients that are stated to train by SGD look as if they trained by Adam."""
+        works = self.works(schedule)
+        if works is None or not isinstance(self.recipe.client, SGD):
+            return ()
+        pairs = zip(self._kept, works, strict=True)
+        peaks = [(peak, own[n].learning_rate * own[n].steps) for each, own in pairs for n, peak in each.peaks.items()]
+        return (DOUBT.format(name=self.recipe.client.name),) if looks_adaptive(peaks) else ()
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
