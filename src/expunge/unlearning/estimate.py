@@ -10,6 +10,7 @@ from expunge.federation.engines.client import local_steps
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
 from expunge.federation.training.plan import Schedule
+from expunge.federation.training.recipe import Measured
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
 from expunge.unlearning.retained import has_statistics
@@ -48,6 +49,7 @@ class Size:
         replayed: sample-gradients of the owners' training from all checkpoints, where there are some.
         checkpoints: how many there are.
         vectors: whether vectors were kept of everything that is to be forgotten.
+        measured: sample-gradients of measuring an unknown optimiser, where that has to be done.
     """
 
     vector: int
@@ -61,6 +63,7 @@ class Size:
     replayed: float = 0.0
     checkpoints: int = 0
     vectors: bool = True
+    measured: float = 0.0
 
     @classmethod
     def of(cls, state: ServerState, parties: Parties, validation: int = 0) -> Size:
@@ -77,7 +80,9 @@ class Size:
         checkpoints = len(state.checkpoints.models) if state.checkpoints is not None else 0
         replayed = float(checkpoints * _replayed(state, parties)) if checkpoints else 0.0
         sizes = (vector, each * values + vector, clients, owners, left, forgotten, validation, norm)
-        return cls(*sizes, replayed, checkpoints, kept)
+        measures = isinstance(state.trained_by.client, Measured)
+        measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if measures else 0.0
+        return cls(*sizes, replayed, checkpoints, kept, measured)
 
 
 def epochs_of(schedule: Schedule | None, counts: Mapping[str, int]) -> int:

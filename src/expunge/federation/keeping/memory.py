@@ -32,7 +32,7 @@ from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Stretch, added
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import SGD, AdaptiveServer, FedAvgM, Recipe, refusal
+from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response, Work, spread
 
 STRETCHES = 4
@@ -363,9 +363,9 @@ class Memory:
         write_memory(path, MemoryContent(self.recipe, self._kept, self._stretches, self._place))
 
     @classmethod
-    def load(cls, path: Path) -> Memory:
-        """Read it back."""
-        content = read_memory(path)
+    def load(cls, path: Path, client: ClientRule | None = None) -> Memory:
+        """Read it back; a client rule of your own, such as ``Measured``, is given again."""
+        content = read_memory(path, client)
         memory = cls(recipe=content.recipe)
         memory._kept, memory._stretches, memory._place = content.rounds, content.stretches, content.place
         return memory
