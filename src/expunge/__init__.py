@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_HOMES` says the same to Py
         AdaptiveServer,
         FedAvg,
         FedAvgM,
+        Measured,
         Recipe,
         second_moments,
     )
@@ -51,6 +52,7 @@ __all__ = [
     "HfKcuPaperOptions",
     "Loss",
     "MeanSquaredError",
+    "Measured",
     "Memory",
     "ModelError",
     "NumericalError",
@@ -80,6 +82,7 @@ _HOMES = {
     "CrossEntropy": "expunge.core.losses",
     "FedAvg": "expunge.federation.training.recipe",
     "FedAvgM": "expunge.federation.training.recipe",
+    "Measured": "expunge.federation.training.recipe",
     "Federation": "expunge.ledger.federation",
     "HfKcuOptions": "expunge.unlearning.hf_kcu_options",
     "HfKcuPaperOptions": "expunge.unlearning.hf_kcu_paper_options",

@@ -85,9 +85,9 @@ def forget(
 ) -> Outcome | DryRun:
     """Take sites (or samples inside sites) out of the model that a ``Recorder`` keeps.
 
-    Afterwards the store holds the new model; the old one and the vectors of those who left are deleted. Where the
-    outcome did not succeed, or an error is raised, the store's model is as it was; after a crash, or an error on the
-    way, ``resume`` goes on where it was.
+    Afterwards the store holds the new model; the old one, the vectors of those who left and all checkpoints, which
+    remember them, are deleted. Where the outcome did not succeed, or an error is raised, the store's model is as it
+    was; after a crash, or an error on the way, ``resume`` goes on where it was.
 
     Args:
         grid: from the ServerApp's main function.
@@ -95,7 +95,8 @@ def forget(
         store: the Recorder's folder.
         model: the architecture; its weights play no part.
         samples: indices to forget inside sites that stay.
-        method: any of ``expunge methods``; ``auto`` is retrace where the store has a vector of everybody who leaves.
+        method: any of ``expunge methods``; ``auto`` is retrace where the store has a vector of everybody who leaves, or
+            checkpoints from which the sites that hold the data can replay it; else hf-kcu.
         validation: the server's own data, on which the safety belt then looks at the loss.
         loss: of the validation data.
         l2: of the validation data's loss.
@@ -217,10 +218,10 @@ class _Work:
     ) -> None:
         self._store, self._model, self._asked = store, model, asked
         self._request, self._state = Request.of(asked["clients"], asked["samples"]), store.load(model)
-        remembered = self._state.memory.clients if self._state.memory is not None else ()
+        remembered = self._state.memory.clients if self._state.memory is not None else tuple(store.book.counts)
         self._parties = self._request.parties(store.book.counts, remembered)  # who trained; it need not be online
         self._choice = choose(self._state, self._parties, asked["method"], asked["options"])
-        needed = [name for name in remembered if self._choice.method.asks_owners or name not in self._parties.leaving]
+        needed = [name for name in remembered if self._choice.asks_owners or name not in self._parties.leaving]
         engine = FlowerEngine(
             grid,
             deadline=deadline,

@@ -90,10 +90,12 @@ class Choice:
     Attributes:
         method: configured, never ``auto``.
         warnings: where it is not the method that should run.
+        asks_owners: whether those who hold the data to forget are asked, so must be there: by the method, or to replay.
     """
 
     method: Method
     warnings: tuple[str, ...] = ()
+    asks_owners: bool = False
 
     @property
     def may_miss(self) -> bool:
@@ -114,15 +116,12 @@ class Choice:
         estimate, size = None, Size.of(state, parties, own)
         if self.method.estimate is not None:
             estimate = self.method.estimate(self.method.options, size)
-        replays = self.method.needs == "vectors" and (
-            not size.vectors or getattr(self.method.options, "source", "auto") == "replay"
-        )
         return DryRun(
             self.method.label,
             parties.leaving,
             {name: len(indices) for name, indices in parties.partly.items()},
             tuple(parties.retained),
-            self.method.asks_owners or replays,
+            self.asks_owners,
             estimate,
             _seconds(engine, state, parties, estimate),
             self.warnings,
@@ -150,11 +149,15 @@ def choose(
     """
     chosen = registered(method).configured(options or {})
     found, warnings = resolved(chosen, state, parties, sums_only=sums_only)
+    replays = getattr(found.options, "source", "auto") == "replay" or not Size.of(state, parties).vectors
+    asks = found.asks_owners or (found.needs == "vectors" and replays)
+    if found.needs == "vectors" and state.memory is not None:
+        warnings = (*warnings, *state.memory.doubts(state.schedule))
     if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
         shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}
         krylov = registered("retrace-krylov").configured(shared)
-        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."))
-    return Choice(found, warnings)
+        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."), asks)
+    return Choice(found, warnings, asks)
 
 
 @overload

@@ -8,9 +8,10 @@ from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
 from expunge.federation.engines.local import LocalEngine
-from expunge.federation.keeping.checkpoints import Checkpoints, wanted_rounds
+from expunge.federation.keeping.checkpoints import Checkpoints, thinned, wanted_rounds
 from expunge.federation.training.fedavg import Keep, train
 from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import Adam, Recipe
 from federation.small import clients, norm_net
 
 PLAN = TrainingPlan(rounds=5, epochs=1, batch_size=4, learning_rate=0.1)
@@ -40,6 +41,34 @@ def test_they_are_read_back(tmp_path):
     read = Checkpoints.load(tmp_path / "checkpoints")
     assert {n: model.digest for n, model in read.models.items()} == {n: m.digest for n, m in kept.models.items()}
     assert {n: model.layout for n, model in read.models.items()} == {n: m.layout for n, m in kept.models.items()}
+
+
+def test_how_the_training_went_is_read_back_with_them(tmp_path):
+    for recipe in (None, Recipe(Adam(betas=(0.8, 0.9)))):
+        Checkpoints(trained().checkpoints.models, recipe).save(tmp_path / "checkpoints")
+        assert Checkpoints.load(tmp_path / "checkpoints").recipe == recipe
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_training_of_known_length_ends_with_those_that_are_wanted(count):
+    for rounds in (1, 4, 20, 33):
+        kept = ()
+        for number in range(rounds):
+            kept = thinned((*kept, number), count, rounds)
+            assert len(kept) == min(count, number + 1)
+        assert kept == wanted_rounds(count, rounds)[: len(kept)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_of_a_training_of_unknown_length_no_round_is_far_from_one(count):
+    def apart(numbers, rounds):
+        return sum(min(abs(number - own) for own in numbers) for number in range(rounds))
+
+    kept = ()
+    for number in range(200):
+        kept = thinned((*kept, number), count)
+        assert apart(kept, number + 1) <= 1.5 * apart(wanted_rounds(count, number + 1), number + 1) + 1
+    assert thinned(kept, 0) == ()
 
 
 @pytest.mark.parametrize("cut", [0, 4, 100, -1])

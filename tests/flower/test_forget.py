@@ -131,7 +131,7 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(store):
 def test_some_samples_of_a_site_that_stays(store):
     outcome = forget(grid(), samples={"hospital-1": [0, 5, 7]}, store=store, model=Net(), tau=0.2)
     assert outcome.succeeded
-    assert outcome.method == "hf-kcu"
+    assert (outcome.method, outcome.details["source"]) == ("retrace", "replay")
     assert "Samples whose client stays" in outcome.warnings[0]
     assert StateStore(store).book.departed == ()
     assert sorted(StateStore(store).load(Net()).memory.clients) == list(HOSPITALS)
@@ -254,7 +254,7 @@ REFUSED = {
     "samples of nobody": (lambda: grid(), {"samples": {"hospital-1": [999]}}, RequestError, "has samples 0 to"),
     "samples by trajectory": (
         lambda: grid(),
-        {"sites": (), "samples": {"hospital-1": [0]}, "method": "retrace"},
+        {"sites": (), "samples": {"hospital-1": [0]}, "method": "retrace", "source": "recorded"},
         RequestError,
         "Samples whose client stays have no vector of their own",
     ),

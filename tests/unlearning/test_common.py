@@ -100,6 +100,7 @@ class TestEveryMethod:
         assert outcome.state.model.parameters.dtype == torch.float64
         assert (outcome.state.model.digest != state.model.digest) == (name != "do-nothing")
         assert remembered(name, outcome.state) == {"bob", "cyd", "dan"}
+        assert outcome.state.checkpoints is None or name == "retrain"  # they remember everybody
         for other in outcome.memory.clients if outcome.memory is not None else ():
             assert torch.isfinite(outcome.memory.influence([other])).all()
         json.dumps(outcome.details, allow_nan=False)

@@ -74,9 +74,6 @@ def test_a_pull_of_one_round_is_the_difference_of_the_two_mean_updates(name, rec
 def test_a_checkpoint_stands_for_the_rounds_around_it_by_how_far_they_went():
     plan = dataclasses.replace(PLAN, rounds=5, cosine=True)
     engine, state = trained(plan, vectors=True, checkpoints=2)
-    state = dataclasses.replace(
-        state, memory=state.memory.without(["cyd"]).bound_to(state.model)
-    )  # the rates are known
     assert list(state.checkpoints.models) == [1, 3]
     pull = replayed(engine, state, SAMPLES)
     rates = torch.tensor([plan.rate(number) for number in range(5)], dtype=torch.float64)
@@ -119,6 +116,41 @@ def test_what_is_replayed_comes_near_to_retraining(name):
         assert outcome.details["source"] == "replay"
         left = outcome.state.model.parameters - truth
         assert float(left.norm()) < 0.25 * float((state.model.parameters - truth).norm())
+
+
+def test_an_owner_counts_by_its_weight_in_the_rounds_that_it_took_part_in():
+    """Two of four a round: beside every checkpoint the replayed pull of a client is the one that was recorded."""
+    plan = dataclasses.replace(PLAN, rounds=6, participation=0.5)
+    engine, state = trained(plan, vectors=True, checkpoints=6)
+    assert sum(len(shares) for shares in state.memory.shares) == 12
+    for name in DATA:
+        taken = torch.tensor([bool(shares.get(name)) for shares in state.memory.shares])
+        pull = replayed(engine, state, Request.of(name))
+        assert torch.equal(pull.spreads.sum(dim=1) > 0, taken)
+        for number in (at for at in range(6) if taken[at]):
+            shares, model = state.memory.shares[number], state.checkpoints.models[number]
+            sent = {n: engine.ask({n: plan.task(model, number, n)})[n].update for n in shares}
+            everyone = sum(share * sent[n] for n, share in shares.items())
+            left = sum(share * sent[n] for n, share in shares.items() if n != name) / (1 - shares[name])
+            torch.testing.assert_close(pull.vectors[number], everyone - left, rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_size_that_nobody_stated_changes_the_pull_by_little():
+    """Steps were recorded: another batch size than the training's makes about as many, and counts for as many."""
+    engine, state = trained(dataclasses.replace(PLAN, batch_size=3, learning_rate=0.02), vectors=True)
+    schedule, known = dataclasses.replace(state.schedule, epochs=None), state.memory.influence(["cyd"])
+    for size in (1, 64):  # the rest is the noise of thirteen samples in another order
+        other = dataclasses.replace(state, schedule=dataclasses.replace(schedule, batch_size=size))
+        found = replayed(engine, other, REQUESTS["client"]).total
+        assert float((found - known).norm()) < 0.3 * float(known.norm())
+
+
+def test_checkpoints_that_begin_late_are_said():
+    engine, state = trained(dataclasses.replace(PLAN, rounds=6), vectors=True, checkpoints=6)
+    models = state.checkpoints.models
+    late = dataclasses.replace(state, checkpoints=Checkpoints({4: models[4], 5: models[5]}))
+    assert any("comes after 4 of 6 rounds" in each for each in forgotten(engine, late, SAMPLES, RETRACE).warnings)
+    assert not any("comes after" in each for each in forgotten(engine, state, SAMPLES, RETRACE).warnings)
 
 
 def test_vectors_come_first_and_are_the_same_pull():

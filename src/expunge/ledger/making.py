@@ -154,7 +154,7 @@ def _choice(
 def _needed(choice: Choice, state: ServerState, store: StateStore, parties: Parties) -> list[str]:
     """Whom the work has to wait for."""
     known = state.memory.clients if state.memory is not None else tuple(store.book.counts)
-    return [name for name in known if choice.method.asks_owners or name not in parties.leaving]
+    return [name for name in known if choice.asks_owners or name not in parties.leaving]
 
 
 def _clients(known: Mapping[str, Case], numbers: Sequence[str]) -> list[str]:

@@ -62,9 +62,10 @@ def resolved(
 
 def _hindrance(state: ServerState, parties: Parties) -> str | None:
     """Why nothing can be replayed; None where it can."""
-    if state.checkpoints is None:
-        return "no checkpoints are there to replay from"
     try:
+        Replay(state, parties).require_followed()
+        if state.checkpoints is None:
+            return "no checkpoints are there to replay from"
         require_reachable(parties)
         Replay(state, parties).require_possible()
     except RequestError as problem:

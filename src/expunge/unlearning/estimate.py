@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from expunge.federation.engines.client import local_steps
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
 from expunge.federation.training.plan import Schedule
+from expunge.federation.training.recipe import Measured
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
 from expunge.unlearning.retained import has_statistics
@@ -47,6 +49,7 @@ class Size:
         replayed: sample-gradients of the owners' training from all checkpoints, where there are some.
         checkpoints: how many there are.
         vectors: whether vectors were kept of everything that is to be forgotten.
+        measured: sample-gradients of measuring an unknown optimiser, where that has to be done.
     """
 
     vector: int
@@ -60,6 +63,7 @@ class Size:
     replayed: float = 0.0
     checkpoints: int = 0
     vectors: bool = True
+    measured: float = 0.0
 
     @classmethod
     def of(cls, state: ServerState, parties: Parties, validation: int = 0) -> Size:
@@ -74,13 +78,15 @@ class Size:
         remembered = state.memory.clients if state.memory is not None else ()
         kept = not parties.partly and set(parties.leaving) <= set(remembered)
         checkpoints = len(state.checkpoints.models) if state.checkpoints is not None else 0
-        replayed = checkpoints * epochs_of(state.schedule, parties.counts) * _twice(parties) if checkpoints else 0.0
+        replayed = float(checkpoints * _replayed(state, parties)) if checkpoints else 0.0
         sizes = (vector, each * values + vector, clients, owners, left, forgotten, validation, norm)
-        return cls(*sizes, replayed, checkpoints, kept)
+        measures = isinstance(state.trained_by.client, Measured)
+        measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if measures else 0.0
+        return cls(*sizes, replayed, checkpoints, kept, measured)
 
 
 def epochs_of(schedule: Schedule | None, counts: Mapping[str, int]) -> int:
-    """Local epochs of a round of the training: as stated, or as its steps come to for a client of mean size.
+    """Local epochs of a round of the training: as stated, or as its mean steps come to.
 
     Example:
         >>> epochs_of(Schedule(0.1, local_steps=6, rounds=3, batch_size=4), {"ada": 12, "bob": 12})
@@ -88,14 +94,35 @@ def epochs_of(schedule: Schedule | None, counts: Mapping[str, int]) -> int:
     """
     if schedule is None:
         return 1
-    stated = round(schedule.local_steps * schedule.batch_size * len(counts) / sum(counts.values()))
-    return schedule.epochs if schedule.epochs is not None else max(1, stated)
+    if schedule.epochs is not None:
+        return schedule.epochs
+    each = sum(own * local_steps(own, 1, schedule.batch_size) for own in counts.values()) / sum(counts.values())
+    return max(1, round(schedule.local_steps / each))
 
 
-def _twice(parties: Parties) -> int:
-    """Samples of the owners with and without what is to be forgotten."""
-    owned = sum(parties.counts.get(name, 0) for name in parties.owners)
-    return owned + sum(parties.counts[name] - len(gone) for name, gone in parties.partly.items())
+def recorded_steps(state: ServerState, name: str) -> float | None:
+    """How many steps this client made in a round that it took part in, on average; None where nobody recorded it."""
+    works = state.memory.works(None) if state.memory is not None else None
+    own = [each[name].steps for each in works or () if name in each]
+    return sum(own) / len(own) if own else None
+
+
+def replayed_epochs(state: ServerState, name: str, counts: Mapping[str, int]) -> int:
+    """Local epochs of a replay by this client: as stated, or those that come nearest to the steps that it made."""
+    schedule, steps = state.schedule, recorded_steps(state, name)
+    if schedule is None or schedule.epochs is not None or steps is None:
+        return epochs_of(schedule, counts)
+    return max(1, round(steps / local_steps(counts[name], 1, schedule.batch_size)))
+
+
+def _replayed(state: ServerState, parties: Parties) -> int:
+    """Sample-gradients of the owners' training from one checkpoint, with and without what is to be forgotten."""
+    total = 0
+    for name, gone in parties.owners.items():
+        if name in parties.counts:
+            samples = parties.counts[name] + (0 if gone is None else parties.counts[name] - len(gone))
+            total += replayed_epochs(state, name, parties.counts) * samples
+    return total
 
 
 def small_change(messages: int) -> int:

@@ -116,7 +116,7 @@ def fed_eraser(engine: Engine, state: ServerState, request: Request, options: Fe
         names = ", ".join(parties.partly)
         warnings.append(f"The lengths of the updates of {names} come from training with the forgotten samples.")
     kept = memory.bound_to(model) if state.memory is not None else None
-    left = replace(state, model=model, memory=kept, history=after, shards=None)
+    left = replace(state, model=model, memory=kept, history=after, shards=None, checkpoints=None)
     return Outcome("fed-eraser", left, cost, details=details, warnings=tuple(warnings))
 
 

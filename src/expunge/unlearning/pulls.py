@@ -4,12 +4,14 @@
     replay     from a few checkpoints the owners train one round with and without the data
 
 A replay serves samples whose client stays, which no vector can tell apart, and clients of whom none was kept. Let D be
-the mean update, D_u and D'_u the owner's with and without what is to be forgotten, m samples of n_u, N in all:
+the mean update, D_u and D'_u the owner's with and without what is to be forgotten, a part m of its samples, and w its
+weight in the round, as it was recorded, or else by its samples:
 
-    a = D - (mean update without the data) = (n_u D_u - (n_u - m) D'_u - m D) / (N - m)
+    a = D - (mean update without the data) = w (D_u - (1 - m) D'_u - m D) / (1 - w m)
 
 where D is how far the model went per round from this checkpoint to the next. It is exact for one round, and stands for
-all rounds of its stretch. It needs the owners and their data once; cost: two local rounds of theirs a checkpoint.
+all rounds of its stretch in which the owner took part. It needs the owners and their data once; cost: two local rounds
+of theirs a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from torch import Tensor
 
 from expunge.core.kronecker import Filter
 from expunge.core.seeds import derived_seed
+from expunge.core.vectors import weighted_sum
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Engine, ask_each
+from expunge.federation.keeping.rounds import ROUNDING
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, FedAvg, Recipe
 from expunge.federation.training.response import Response, Round, Work
-from expunge.unlearning.estimate import epochs_of
+from expunge.unlearning.estimate import recorded_steps, replayed_epochs
 from expunge.unlearning.filters import answered, held
 from expunge.unlearning.request import Parties
 
@@ -49,12 +53,14 @@ class Pull:
         vectors: the sum of pulls, a row for each stretch of rounds.
         spreads: for each row how it came over all rounds; None where rates and steps are not known.
         response: how those who stay answered; None where that is not known.
+        notes: sentences for the person who asked.
     """
 
     source: Source
     vectors: Tensor
     spreads: Tensor | None = None
     response: Response | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def total(self) -> Tensor:
@@ -112,19 +118,24 @@ class Replay:
     parties: Parties
     seed: int = 0
 
+    def require_followed(self) -> None:
+        """Refuse rules of clients and server that no replay follows, with checkpoints or without."""
+        rule = self.state.trained_by
+        if not isinstance(rule.client, SGD | Adam):
+            raise RequestError(f"A replay trains by SGD, Adam or AdamW, not by {rule.client.name}: use hf-kcu.")
+        if not isinstance(rule.server, FedAvg):
+            raise RequestError(f"A replay follows FedAvg, not {rule.server.name}: use hf-kcu, or record vectors.")
+
     def require_possible(self) -> None:
         """Refuse what the replay could not do, before anybody is asked."""
-        state, rule = self.state, self.state.trained_by
+        state = self.state
+        self.require_followed()
         if state.checkpoints is None:
             raise RequestError(
                 "There are no checkpoints to replay from: keep some while training (keep_checkpoints), or give them."
             )
         if state.schedule is None:
             raise RequestError("A replay trains as the training did: give its learning_rate, local_steps and rounds.")
-        if not isinstance(rule.client, SGD | Adam):
-            raise RequestError(f"A replay trains by SGD, Adam or AdamW, not by {rule.client.name}: use hf-kcu.")
-        if not isinstance(rule.server, FedAvg):
-            raise RequestError(f"A replay follows FedAvg, not {rule.server.name}: use hf-kcu, or record vectors.")
         if any(number >= state.schedule.rounds for number in state.checkpoints.models):
             raise RequestError(
                 f"A checkpoint stands under a round that a training of {state.schedule.rounds} did not have."
@@ -140,12 +151,17 @@ class Replay:
         numbers, worked = list(state.checkpoints.models), [_travel(each) for each in response.rounds]
         ends = [(one + other + 1) // 2 for one, other in pairwise(numbers)]
         vectors, spreads, moments = [], torch.zeros(len(numbers), len(worked), dtype=torch.float64), []
+        weights = self._weights(len(worked))
         for row, (first, last) in enumerate(zip([0, *ends], [*ends, len(worked)], strict=True)):
-            number, together = numbers[row], sum(worked[first:last])
+            number = numbers[row]
             near = min((n for n, own in enumerate(worked) if own > 0), key=lambda n: abs(n - number))  # one was idle
-            pull, own = self._pull(engine, number, _rate(response.rounds[near]))
-            vectors.append(together / worked[near] * pull)
-            spreads[row, first:last] = torch.tensor(worked[first:last], dtype=torch.float64) / (together or 1.0)
+            pulls, own = self._pulls(engine, number, _rate(response.rounds[near]))
+            counts = torch.zeros(len(pulls), len(worked), dtype=torch.float64)
+            for at in (at for at in range(first, last) if worked[at] > 0):
+                counts[:, at] = counts.new_tensor([weights[at].get(name, 0.0) for name in pulls])
+                counts[:, at] *= worked[at] / worked[near]
+            vectors.append(weighted_sum(pulls.values(), counts.sum(dim=1).tolist()))
+            spreads[row] = counts.sum(dim=0) / (float(counts.sum()) or 1.0)
             moments += [own] * (last - first)
         if state.memory is None:  # nobody else's moments are known
             rounds = [
@@ -153,7 +169,29 @@ class Replay:
                 for each, own in zip(response.rounds, moments, strict=True)
             ]
             response = replace(response, rounds=tuple(rounds))
-        return Pull("replay", torch.stack(vectors), spreads, response)
+        return Pull("replay", torch.stack(vectors), spreads, response, self._late(numbers, len(worked)))
+
+    def _late(self, numbers: Sequence[int], rounds: int) -> tuple[str, ...]:
+        """The warning that checkpoints begin late: after an earlier request, or because none were kept before."""
+        if numbers[0] * len(numbers) <= rounds:
+            return ()
+        return (
+            f"The first checkpoint comes after {numbers[0]} of {rounds} rounds, and what the data did before is taken "
+            "to be what it did there: audit it.",
+        )
+
+    def _weights(self, rounds: int) -> list[dict[str, float]]:
+        """For each round what an owner's pull counts in it, w / (1 - w m): as recorded, else by its samples."""
+        parties, memory, total = self.parties, self.state.memory, sum(self.parties.counts.values())
+        part = {name: gone / parties.counts[name] for name, gone in parties.forgotten_counts.items()}
+        known = {name for name in part if memory is not None and name in memory.clients}
+        shares, found = memory.shares if memory is not None else [], []
+        for number in range(rounds):
+            own = {name: parties.counts[name] / total for name in part}
+            own |= {name: shares[number].get(name, 0.0) for name in known}
+            left = 1.0 - sum(own[name] * part[name] for name in own)
+            found.append({name: weight / left for name, weight in own.items()} if left > ROUNDING else {})
+        return found
 
     def _response(self) -> Response:
         """How those who stay trained, by what was recorded; else by the stated schedule, all rounds alike."""
@@ -165,21 +203,22 @@ class Replay:
         alike = Round((Work(1.0, schedule.learning_rate, schedule.local_steps),))
         return Response(state.trained_by, (alike,) * schedule.rounds, state.model.layout)
 
-    def _pull(self, engine: Engine, number: int, rate: float) -> tuple[Tensor, tuple[float, ...]]:
-        """What the data did in one round from this checkpoint, and an owner's second moments."""
-        parties, plan = self.parties, self._plan(number, rate)
+    def _pulls(self, engine: Engine, number: int, rate: float) -> tuple[dict[str, Tensor], tuple[float, ...]]:
+        """What each owner's data did in one round from this checkpoint, by weight, and an owner's second moments."""
+        parties = self.parties
         assert self.state.checkpoints is not None
         model = self.state.checkpoints.models[number].on(self.state.model.parameters.device)
-        every = ask_each(engine, {name: plan.task(model, number, name) for name in parties.owners}, Trained)
-        partly = {name: plan.task(model, number, name, gone) for name, gone in parties.partly.items()}
+        plans = {name: self._plan(name, number, rate) for name in parties.owners}
+        every = ask_each(engine, {name: own.task(model, number, name) for name, own in plans.items()}, Trained)
+        partly = {name: plans[name].task(model, number, name, gone) for name, gone in parties.partly.items()}
         fewer = ask_each(engine, partly, Trained) if partly else {}
-        total, gone = sum(parties.counts.values()), sum(parties.forgotten_counts.values())
-        pull = -gone * self._mean_update(number)
+        mean, found = self._mean_update(number), {}
         for name, reply in every.items():
-            pull = pull + reply.count * reply.update
-            if name in fewer:
-                pull = pull - fewer[name].count * fewer[name].update
-        return pull / (total - gone), next(iter(every.values())).moments
+            gone = parties.forgotten_counts[name] / parties.counts[name]
+            own = reply.update if name not in fewer else reply.update - (1 - gone) * fewer[name].update
+            made = recorded_steps(self.state, name)
+            found[name] = (1.0 if made is None else made / reply.steps) * own - gone * mean
+        return found, next(iter(every.values())).moments
 
     def _mean_update(self, number: int) -> Tensor:
         """The mean update of a round from this checkpoint on: how far the training went per round up to the next."""
@@ -193,10 +232,10 @@ class Replay:
         here = state.checkpoints.models[number].parameters.to(state.model.parameters)
         return (end.parameters.to(here) - here) / (server.learning_rate * (after - number))
 
-    def _plan(self, number: int, rate: float) -> TrainingPlan:
+    def _plan(self, name: str, number: int, rate: float) -> TrainingPlan:
         schedule = self.state.schedule
         assert schedule is not None
-        epochs = epochs_of(schedule, self.parties.counts)
+        epochs = replayed_epochs(self.state, name, self.parties.counts)
         seed, recipe = derived_seed(self.seed, "replay", number), Recipe(self.state.trained_by.client)
         return TrainingPlan(1, epochs, schedule.batch_size, rate, seed=seed, recipe=recipe)
 

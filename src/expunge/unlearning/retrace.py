@@ -31,6 +31,7 @@ from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.recipe import Measured
 from expunge.unlearning.filters import damped
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.preparation import (
@@ -42,6 +43,7 @@ from expunge.unlearning.preparation import (
     require_single_replies,
 )
 from expunge.unlearning.pulls import Apply, Pull, Replay, recorded
+from expunge.unlearning.rates import with_measured_rates
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.repair import Calibration, Correction, RecoveryRound, Repair, ShortRound
@@ -114,7 +116,9 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     ready = _ready(engine, state, request, options)
     with measured(engine) as cost:
         pull = ready.pull(engine)
-        filters, curvature = _steps(pull, options.filter, options.damping), ready.stay.factors(state.model)
+        curvature = ready.stay.factors(state.model)
+        pull = with_measured_rates(engine, state, ready.parties, pull, curvature, options.seed)
+        filters = _steps(pull, options.filter, options.damping)
         coupled = curvature.over_tokens if options.coupled == "auto" else options.coupled
         if coupled:
             curvature = curvature.coupled(pull.total, ready.stay.product(state.model)(pull.total))
@@ -131,7 +135,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     details |= {"layers": curvature.layers, **({"stiffness": curvature.stiffness} if coupled else {})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     told = (ALONE,) if curvature.over_tokens and not coupled and outcome.succeeded else ()
-    return replace(outcome, warnings=(*outcome.warnings, *curvature.notes, *told))
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *told))
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:
@@ -139,6 +143,8 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
 
     Args: as those of ``retrace``.
     """
+    if isinstance(state.trained_by.client, Measured):
+        raise RequestError("Only retrace measures an optimiser: choose method='retrace', or hf-kcu.")
     ready, solves = _ready(engine, state, request, options), dict[str, Any]()
     with measured(engine) as cost:
         pull = ready.pull(engine)
@@ -159,7 +165,8 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         taken = take(ready.stay, state.model, {options.filter: step}, bounds, following)
         momentum = _momentum(state, pull, apply, taken)
     details = {"source": pull.source, "solver": "krylov", "damping": _cut_off(pull, options), "solves": solves}
-    return ready.outcome(taken, cost, options.tau, details, momentum)
+    outcome = ready.outcome(taken, cost, options.tau, details, momentum)
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes))
 
 
 def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
@@ -230,7 +237,7 @@ def _ready(engine: Engine, state: ServerState, request: Request, options: StepOp
     pull = _source(state, parties, options)
     recovery = options.recovery
     repairs = {"recovery": RecoveryRound(recovery.plan(state), recovery.lengths)} if recovery is not None else {}
-    asks = recovery is not None or isinstance(pull, Replay)
+    asks = recovery is not None or isinstance(pull, Replay) or isinstance(state.trained_by.client, Measured)
     require_single_replies(engine, state, asks_for_them=asks)
     stay = Retained.of(engine, state, parties)
     stay = replace(stay, samples=options.samples(sum(stay.left.values())), seed=options.seed)
@@ -251,13 +258,14 @@ def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull 
         if parties.partly:
             raise RequestError("Samples whose client stays have no vector of their own: choose source='replay'.")
         return recorded(state, parties.leaving)
+    replay = Replay(state, parties, options.seed)
+    replay.require_followed()
     if state.checkpoints is None:
         raise RequestError(
             "Samples whose client stays have no vector of their own, and there are no checkpoints to replay from: "
             "use hf-kcu."
         )
     require_reachable(parties)
-    replay = Replay(state, parties, options.seed)
     replay.require_possible()
     return replay
 

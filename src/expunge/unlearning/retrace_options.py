@@ -153,10 +153,12 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
         work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
     follows = 2 if options.recovery else 4 if options.may_correct else 0
     renewed = renewing(options, size)
-    messages = options.expected_rounds + renewed
-    products = bool(options.coupled)
-    down = (1 + products + 2 * tries + 2 * tries * follows + 2 * renewed) * size.vector + small_change(messages)
-    up = size.factors + (products + tries * follows + renewed) * size.vector + small_change(messages)
+    measured = 2 if size.measured else 0  # rounds that tell how an unknown optimiser answers
+    work += size.measured
+    messages, products = options.expected_rounds + renewed + measured, bool(options.coupled)
+    sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed
+    down = sent * size.vector + small_change(messages)
+    up = size.factors + (measured + products + tries * follows + renewed) * size.vector + small_change(messages)
     replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     return _with_replay(Estimate(messages, down * size.clients, up * size.clients, work), size, replay)
 

@@ -69,7 +69,7 @@ def sisa(engine: Engine, state: ServerState, request: Request, options: SisaOpti
         "retrained": [{"shard": i, "from_stage": stage, "stages": len(left[i].slices)} for i, stage in again.items()],
         "emptied": [index for index in first if index not in left],
     }
-    after = replace(state, model=shards.model, memory=None, history=None, shards=shards)
+    after = replace(state, model=shards.model, memory=None, history=None, shards=shards, checkpoints=None)
     return Outcome("sisa", after, cost, details=details)
 
 

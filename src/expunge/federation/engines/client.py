@@ -39,6 +39,7 @@ from expunge.federation.messages.tasks import (
     Train,
     Trained,
 )
+from expunge.federation.training.recipe import Measured
 
 CHUNK = 256
 
@@ -98,10 +99,32 @@ class Client:
 
     @_perform.register
     def _(self, task: Train) -> Trained:
+        if isinstance(task.optimiser, Measured):
+            return self._own_round(task, task.optimiser)
         bench = Workbench(self._model, self._loss, record=False, forward=self._forward)
         with torch.random.fork_rng(devices=_devices(task.model.parameters)):
             torch.manual_seed(task.seed)  # of what is random in the model
             return side_by_side([bench], {self.data.name: partial(self.training, task)})[self.data.name]
+
+    def _own_round(self, task: Train, rule: Measured) -> Trained:
+        """A round by the user's own function; samples are counted as they go through the model."""
+        task.model.write_to(self._model)
+        self._model.train()
+        seen: list[int] = []
+
+        def count(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            seen.append(next((len(own) for own in (*given, *named.values()) if isinstance(own, Tensor)), 1))
+
+        hook = self._model.register_forward_pre_hook(count, with_kwargs=True)
+        try:
+            with torch.random.fork_rng(devices=_devices(task.model.parameters)):
+                torch.manual_seed(task.seed)
+                rule.train(self._model, self.data.name)
+        finally:
+            hook.remove()
+        after = Snapshot.of(self._model)
+        buffers = {name: after.buffers[name] for name in task.model.buffers}
+        return Trained(after.parameters - task.model.parameters, buffers, len(self.data), len(seen), float(sum(seen)))
 
     def training(self, task: Train, bench: Workbench) -> Generator[None, None, Trained]:
         """Local training on a bench, a step at a time, so that clients can take turns."""
@@ -112,6 +135,7 @@ class Client:
         for norm in self._norms(bench.model):  # one sample has no batch statistics, and what stays here stays as it is
             if len(chosen) == 1 or norm not in together:
                 norm.eval()
+        assert not isinstance(task.optimiser, Measured)  # it has a round of its own
         bench.begin(task.optimiser)
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
         half = task.epochs * len(self._batches(chosen, task.batch_size)) // 2

@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from expunge.core.vectors import Chosen, Layout, Snapshot, weighted_sum
 from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
+from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Stretch, added
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import AdaptiveServer, FedAvgM, Recipe, refusal
+from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response, Work, spread
 
 STRETCHES = 4
@@ -160,7 +161,10 @@ class Memory:
         pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
         self._stretches = added(self._stretches, pulls, len(self._kept), self._most)
         mark = (float(mean.double().norm()), float(mean.double().sum()))
-        self._kept.append(replace(kept, pulls={name: float(own.norm()) for name, own in pulls.items()}, mark=mark))
+        lengths = {name: float(own.norm()) for name, own in pulls.items()}
+        looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
+        peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
+        self._kept.append(replace(kept, pulls=lengths, peaks=peaks, mark=mark))
         if self._place is not None:
             self._place = self._place.moved(self.recipe, mean, plain=plain)
 
@@ -202,7 +206,7 @@ class Memory:
     def pulls(self, names: Iterable[str], schedule: Schedule | None) -> tuple[Tensor, Tensor]:
         """A_U by stretches, a row each, and for each of them a row of how it is spread over all rounds."""
         names = tuple(names)
-        works = self._works(schedule)
+        works = self.works(schedule)
         if works is None:
             raise RequestError("How the clients trained is not known: give learning_rate and local_steps.")
         found = self._pulls(names)
@@ -213,18 +217,27 @@ class Memory:
         """What those who stay leave of pulls, by what was recorded; None where rates and steps are not known."""
         if isinstance(self.recipe.server, AdaptiveServer):
             raise RequestError(refusal(self.recipe.server))
-        works = self._works(schedule)
+        works = self.works(schedule)
         return None if works is None else Response(self.recipe, staying(works, self._kept, tuple(leaving)), layout)
 
     def schedule(self, batch_size: int) -> Schedule | None:
         """The mean learning rate and the mean steps of a client in a round; None where they were not recorded."""
-        works = [work for each in self._works(None) or () for work in each.values()]
+        works = [work for each in self.works(None) or () for work in each.values()]
         total = sum(work.share for work in works)
         if not total:
             return None
         steps = sum(work.share * work.steps for work in works) / total
         rate = sum(work.share * work.learning_rate * work.steps for work in works) / (total * steps)
         return Schedule(rate, steps, len(self._kept), batch_size)
+
+    def doubts(self, schedule: Schedule | None) -> tuple[str, ...]:
+        """A sentence where clients that are stated to train by SGD look as if they trained by Adam."""
+        works = self.works(schedule)
+        if works is None or not isinstance(self.recipe.client, SGD):
+            return ()
+        pairs = zip(self._kept, works, strict=True)
+        peaks = [(peak, own[n].learning_rate * own[n].steps) for each, own in pairs for n, peak in each.peaks.items()]
+        return (DOUBT.format(name=self.recipe.client.name),) if looks_adaptive(peaks) else ()
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
@@ -313,7 +326,8 @@ class Memory:
                 found.append((weighted_sum(own, (1 / (1 - mass) for _ in own)), stretch.rounds))
         return found
 
-    def _works(self, schedule: Schedule | None) -> list[dict[str, Work]] | None:
+    def works(self, schedule: Schedule | None) -> list[dict[str, Work]] | None:
+        """What each client did, round by round, by this schedule where it was not recorded; None where not known."""
         rate = schedule.learning_rate if schedule is not None else None
         steps = schedule.local_steps if schedule is not None else None
         found = []
@@ -349,9 +363,9 @@ class Memory:
         write_memory(path, MemoryContent(self.recipe, self._kept, self._stretches, self._place, self.parameters))
 
     @classmethod
-    def load(cls, path: Path) -> Memory:
-        """Read it back."""
-        content = read_memory(path)
+    def load(cls, path: Path, client: ClientRule | None = None) -> Memory:
+        """Read it back; a client rule of your own, such as ``Measured``, is given again."""
+        content = read_memory(path, client)
         memory = cls(recipe=content.recipe)
         memory._kept, memory._stretches, memory._place = content.rounds, content.stretches, content.place
         memory.parameters = content.parameters

@@ -15,7 +15,7 @@ from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import KeptRound
 from expunge.federation.keeping.stretches import Stretch
 from expunge.federation.keeping.tensor_file import TensorFile, read_tensors, reading, write_tensors
-from expunge.federation.training.recipe import Recipe
+from expunge.federation.training.recipe import ClientRule, Recipe
 
 KIND, VERSION = "memory", 3
 """Of the file; in version 1 the vectors stood under the clients' own names, in version 2 rounds had shares only."""
@@ -53,8 +53,8 @@ def write_memory(path: Path, memory: MemoryContent) -> None:
     write_tensors(path, KIND, VERSION, tensors, content)
 
 
-def read_memory(path: Path) -> MemoryContent:
-    """Read it back; what does not fit together is refused."""
+def read_memory(path: Path, client: ClientRule | None = None) -> MemoryContent:
+    """Read it back, with a client rule that is not ours as it is given; what does not fit together is refused."""
     found = read_tensors(path, KIND, VERSION, older=(2,))
     with reading(path, KIND):
         content = found.content if found.content is not None else _first_version(found)
@@ -67,7 +67,7 @@ def read_memory(path: Path) -> MemoryContent:
             own = {name: found.tensors[key] for name, key in numbered.items() if key in found.tensors}
             stretches.append(Stretch(range(first, last), own))
         rounds = [KeptRound.from_dict(each) for each in content["rounds"]]
-        recipe, chosen = Recipe.from_dict(content["recipe"]), content.get("parameters")
+        recipe, chosen = Recipe.from_dict(content["recipe"], client), content.get("parameters")
         if chosen is not None and not all(isinstance(name, str) for name in chosen):
             raise ValueError("the names of its parameters are not texts")
         parameters = tuple(chosen) if chosen is not None else None

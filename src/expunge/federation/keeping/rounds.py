@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from expunge.errors import RequestError
+from expunge.federation.keeping.peaks import Peak
 from expunge.federation.training.response import Round, Work
 
 ROUNDING = 1e-9
@@ -27,6 +28,7 @@ class KeptRound:
         steps: local steps, where they were recorded.
         moments: second moments by parameter (recipe.second_moments), where they were recorded.
         pulls: the length of each participant's pull, where it was recorded.
+        peaks: the shape of each participant's update, of the first rounds.
         plain: whether the mean was added as it is, whatever the server's rule.
         mark: length and sum of the mean update, by which the same round is known again; None once somebody left.
     """
@@ -36,6 +38,7 @@ class KeptRound:
     steps: Mapping[str, float] = field(default_factory=dict)
     moments: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     pulls: Mapping[str, float] = field(default_factory=dict)
+    peaks: Mapping[str, Peak] = field(default_factory=dict)
     plain: bool = False
     mark: tuple[float, float] | None = None
 
@@ -80,11 +83,15 @@ class KeptRound:
         rates, steps = ({n: value for n, value in known.items() if n != gone} for known in (self.rates, self.steps))
         moments = {name: values for name, values in self.moments.items() if name != gone}
         pulls = {name: length for name, length in self.pulls.items() if name != gone}
-        return replace(self, shares=left, rates=rates, steps=steps, moments=moments, pulls=pulls, mark=None)
+        peaks = {name: peak for name, peak in self.peaks.items() if name != gone}
+        return replace(
+            self, shares=left, rates=rates, steps=steps, moments=moments, pulls=pulls, peaks=peaks, mark=None
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what was not recorded is left out."""
-        known = {"rates": self.rates, "steps": self.steps, "moments": self.moments, "pulls": self.pulls}
+        peaks = {name: [peak.height, peak.evenness] for name, peak in self.peaks.items()}
+        known = {"rates": self.rates, "steps": self.steps, "moments": self.moments, "pulls": self.pulls, "peaks": peaks}
         mark = ({"plain": True} if self.plain else {}) | ({"mark": list(self.mark)} if self.mark is not None else {})
         return {"shares": dict(self.shares), **{name: value for name, value in known.items() if value}, **mark}
 
@@ -104,7 +111,9 @@ class KeptRound:
         mark, pulls = written.get("mark"), {name: float(own) for name, own in written.get("pulls", {}).items()}
         if not all(name in shares and 0 <= length < math.inf for name, length in pulls.items()):
             raise ValueError("the length of a pull is not a number of at least 0")
-        return replace(read, pulls=pulls, mark=(float(mark[0]), float(mark[1])) if mark is not None else None)
+        peaks = {name: Peak(float(own[0]), float(own[1])) for name, own in written.get("peaks", {}).items()}
+        mark = (float(mark[0]), float(mark[1])) if mark is not None else None
+        return replace(read, pulls=pulls, peaks=peaks, mark=mark)
 
 
 def staying(

@@ -78,4 +78,5 @@ def load_state(model: nn.Module, folder: Path, schedule: Schedule | None, kept: 
         shards = Shards.load(folder / _SHARDS, device)
         return ServerState(shards.model, schedule, memory, history, shards, lost=lost)
     trained = load_snapshot(model, folder / _MODEL)
-    return ServerState(trained, schedule, memory, history, checkpoints=way, lost=lost)
+    recipe = way.recipe if way is not None and memory is None else None
+    return ServerState(trained, schedule, memory, history, checkpoints=way, recipe=recipe, lost=lost)

@@ -17,7 +17,7 @@ from expunge.core.curvature import Kind
 from expunge.core.kronecker import Block
 from expunge.core.krylov import NegativeCurvature, Solution
 from expunge.core.vectors import Snapshot
-from expunge.federation.training.recipe import SGD, Adam
+from expunge.federation.training.recipe import SGD, Adam, Measured
 
 FORWARD_COST = 1 / 3
 PRODUCT_COST = 2.0
@@ -42,6 +42,8 @@ class Draw:
 class Train:
     """Train the model on local data (or a draw of it) by SGD or Adam, begun anew, and send back the update.
 
+    A ``Measured`` optimiser trains by its own function, on whatever that takes; it cannot be sent anywhere.
+
     ``averaged`` asks for the mean of the models after each step of the later half (with the middle one) instead of the
     last model: where SGD has come to, without the noise of its last steps. Buffers are those of the last step. Whoever
     is thrown off by its steps stays where it was.
@@ -55,7 +57,7 @@ class Train:
     exclude: Indices = ()
     draw: Draw | None = None
     averaged: bool = False
-    optimiser: SGD | Adam = field(default_factory=SGD)
+    optimiser: SGD | Adam | Measured = field(default_factory=SGD)
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,6 +152,44 @@ def AdamW(  # noqa: N802 - torch's name
 
 
 @dataclass(frozen=True)
+class Measured:
+    """An optimiser of your own whose recursion nobody has written down: how it answers is measured when it is needed.
+
+    A few of those who stay train one round from the model and one from a displaced one, and each layer gets the rate
+    with which SGD would explain the difference (unlearning/rates.py). Only where clients train in this process.
+
+    Attributes:
+        train: ``train(model, name)`` trains the model in place for one local round of that client, as it did in the
+            last round. What is random in it should come from torch's own generator, which is the same both times.
+
+    Example:
+        >>> Measured(lambda model, name: None).name
+        'an optimiser that is measured'
+    """
+
+    train: Callable[[torch.nn.Module, str], object]
+
+    adaptive = False
+    name = "an optimiser that is measured"
+
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:  # noqa: ARG002
+        """As SGD with the stated rate; it stands in until it has been measured."""
+        return SGD().left(curvature, rate, steps)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """SGD with a rate of its own for each layer: what a measured optimiser comes to; ``moment`` divides the rate."""
+
+    adaptive = True
+    name = "a measured optimiser"
+
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
+        """What so many steps leave of a displacement of 1."""
+        return SGD().left(curvature, rate / moment if moment > 0 else 0.0, steps)
+
+
+@dataclass(frozen=True)
 class FedAvg:
     """The server adds the mean update, times its rate: 1 in plain FedAvg."""
 
@@ -235,8 +273,8 @@ class Recipe:
         return {"client": _written(self.client), "server": _written(self.server)}
 
     @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> Recipe:
-        """Read it back; a rule of your own has to be given again.
+    def from_dict(cls, written: Mapping[str, Any], client: ClientRule | None = None) -> Recipe:
+        """Read it back; a client rule of your own has to be given again.
 
         Example:
             >>> Recipe.from_dict(Recipe(Adam(), FedAvgM()).as_dict()) == Recipe(Adam(), FedAvgM())
@@ -245,8 +283,11 @@ class Recipe:
         kinds: dict[str, Callable[..., Any]] = {
             rule.__name__: rule for rule in (SGD, Adam, FedAvg, FedAvgM, AdaptiveServer)
         }
-        parts = {}
+        parts: dict[str, Any] = {}
         for role in ("client", "server"):
+            if role == "client" and client is not None and written[role]["rule"] == type(client).__name__:
+                parts[role] = client
+                continue
             kind, values = written[role]["rule"], {k: v for k, v in written[role].items() if k != "rule"}
             if kind not in kinds:
                 raise RequestError(f"The training's {role} rule was {kind}, which is not one of ours: give it again.")

@@ -1,9 +1,10 @@
-"""A Flower strategy that keeps, while another one trains, what forgetting needs later: one vector per site."""
+"""A Flower strategy that keeps, while another one trains, what forgetting needs later: vectors and checkpoints."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,18 +26,19 @@ from expunge.federation.engines.flower.notes import Rule
 from expunge.federation.engines.flower.replies import Contribution, Names, Reading
 from expunge.federation.engines.flower.rules import go_on_with, proximal_mu, require_followed, server_rule
 from expunge.federation.engines.flower.trainings import Statement, scheduled, written
+from expunge.federation.keeping.checkpoints import Checkpoints, thinned
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import FedAvgM, Recipe
+from expunge.federation.training.recipe import FedAvg, FedAvgM, Recipe
 
 _log = logging.getLogger("flwr")
 
 
 class Recorder(Strategy):
-    """Wraps a strategy that averages, and writes model, vectors and how the sites trained to a folder after each round.
+    """Wraps a strategy that averages; model, vectors and how the sites trained are in a folder after each round.
 
     How the sites train is read from their torch optimisers, round by round: which they are, their learning rate and
     steps, and Adam's second moments (``unlearnable`` sees to that). Where they do not show it, it has to be stated;
@@ -53,6 +55,9 @@ class Recorder(Strategy):
         learning_rate: of the sites, where they do not show it: a number, or a function of the round's number.
         batch_size: of the sites; where they do not show their steps, and for a short round after a long step (else 64).
         local_epochs: epochs that a site trains in one round, where the sites do not show their steps.
+        keep_checkpoints: at most so many global models of the training's way, spread over its rounds, from which the
+            owners of samples can replay what these did; 0 keeps none. Under FedAvgM none are kept: no replay follows
+            a server's momentum.
     """
 
     def __init__(
@@ -65,7 +70,10 @@ class Recorder(Strategy):
         learning_rate: float | Callable[[int], float] | None = None,
         batch_size: int | None = None,
         local_epochs: int | None = None,
+        keep_checkpoints: int = 3,
     ) -> None:
+        if isinstance(keep_checkpoints, bool) or not isinstance(keep_checkpoints, int) or keep_checkpoints < 0:
+            raise RequestError(f"A Recorder keeps 0, 1, 2 or more checkpoints, not {keep_checkpoints!r}.")
         self._strategy, self._name = _todays(strategy), type(strategy).__name__
         self._configure, self._aggregate = self._strategy.configure_train, self._strategy.aggregate_train
         self._server = server_rule(self._strategy)
@@ -77,7 +85,11 @@ class Recorder(Strategy):
         self._names = Names(self._model)
         self._memory: Memory | None = None
         self._schedule: Schedule | None = None
-        self._sent, self._begun, self._warned = self._now, False, False
+        self._most = keep_checkpoints if isinstance(self._server, FedAvg) else 0
+        self._way: dict[int, Snapshot] = {}
+        self._planned: int | None = None
+        self._before = Snapshot(self._now, {}, self._names.layout)
+        self._begun, self._warned = False, False
         if self._store.exists:
             self._go_on()
 
@@ -95,7 +107,7 @@ class Recorder(Strategy):
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *arguments: Any, **named: Any) -> Result:
         """As the strategy does: its own ``start`` runs, with whatever it does around the rounds."""
-        self._begun = False
+        self._begun, self._planned = False, self._rounds(grid, initial_arrays, *arguments, **named)
         with self._listening():
             result = self._strategy.start(grid, initial_arrays, *arguments, **named)
         returned = getattr(result, "arrays", None)
@@ -126,7 +138,7 @@ class Recorder(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the strategy does; remembers the model that is sent."""
-        self._sent = self._flat(arrays)
+        self._before = self._snapshot(self._names.tensors(arrays))
         if self._store.exists and not torch.equal(self._sent, self._now):
             raise RequestError(
                 f"The round starts from another model than the one in {self._store.folder}: "
@@ -177,11 +189,35 @@ class Recorder(Strategy):
         )
 
     @property
+    def _sent(self) -> Tensor:
+        return self._before.parameters
+
+    @property
     def _now(self) -> Tensor:
         return self._names.layout.flatten(dict(self._model.named_parameters()))
 
     def _flat(self, arrays: ArrayRecord) -> Tensor:
         return self._names.layout.flatten(self._names.tensors(arrays))
+
+    def _snapshot(self, tensors: Mapping[str, Tensor]) -> Snapshot:
+        """The model with these values, and with the buffers among them.
+
+        What is never sent stays at the sites: statistics of norms that are their own (FedBN), or a frozen base's.
+        """
+        own = {name: buffer for name, buffer in self._model.named_buffers() if name in tensors}
+        buffers = {name: _like(buffer, tensors[name]) for name, buffer in own.items()}
+        return Snapshot(self._names.layout.flatten(tensors), buffers, self._names.layout)
+
+    def _rounds(self, *arguments: Any, **named: Any) -> int | None:
+        """How many rounds the training will have with this run; None where its ``start`` does not say."""
+        try:
+            bound = inspect.signature(self._strategy.start).bind(*arguments, **named)
+        except (TypeError, ValueError):  # start itself will say so
+            return None
+        bound.apply_defaults()
+        more = bound.arguments.get("num_rounds")
+        done = self._memory.rounds if self._memory is not None else 0
+        return done + more if isinstance(more, int) and more > 0 else None
 
     def _go_on(self) -> None:
         """Take up the training in the store."""
@@ -197,6 +233,8 @@ class Recorder(Strategy):
             )
         self._memory = memory.bound_to(state.model, memory.server_momentum)
         self._schedule = state.schedule
+        if state.checkpoints is not None and state.memory is not None:  # else their rounds are not those to come
+            self._way = dict(state.checkpoints.models)
         _log.warning(
             "expunge: the training goes on from the model in %s, after %d rounds; a new folder begins anew.",
             folder,
@@ -256,10 +294,10 @@ class Recorder(Strategy):
         )
 
     def _record(self, recipe: Recipe, sent: Mapping[str, Contribution], aggregated: Mapping[str, Tensor]) -> None:
-        layout, parameters = self._names.layout, self._names.layout.flatten(aggregated)
+        layout, snapshot = self._names.layout, self._snapshot(aggregated)
         known = self._memory if self._memory is not None and self._memory.rounds else None
         memory = known.copy() if known is not None else Memory(Snapshot(self._sent, {}, layout), recipe)
-        before = Place.at(self._sent, momentum=memory.server_momentum)
+        before, number = Place.at(self._sent, momentum=memory.server_momentum), memory.rounds
         memory.record(
             {name: own.update for name, own in sent.items()},
             {name: own.weight for name, own in sent.items()},
@@ -267,20 +305,19 @@ class Recorder(Strategy):
             steps={name: own.training.steps for name, own in sent.items()},
             moments={name: own.moments for name, own in sent.items() if own.moments},
         )
-        require_followed(self._name, self._server, before, _mean(sent), parameters, len(sent))
-        # What is never sent stays at the sites: statistics of norms that are their own (FedBN), or a frozen base's.
-        own = {name: buffer for name, buffer in self._model.named_buffers() if name in aggregated}
-        buffers = {name: _like(buffer, aggregated[name]) for name, buffer in own.items()}
-        snapshot = Snapshot(parameters, buffers, layout)
+        require_followed(self._name, self._server, before, _mean(sent), snapshot.parameters, len(sent))
         memory = memory.bound_to(snapshot, memory.server_momentum)  # so that roundings of many rounds do not add up
         counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}
         works = [(own.weight, own.training) for own in sent.values()]
         schedule = scheduled(self._schedule, memory.rounds, works, self._stated)
-        state = ServerState(snapshot, schedule, memory)
+        way = {**self._way, number: self._before}
+        way = {own: way[own] for own in thinned(way, self._most, self._planned)}
+        checkpoints = Checkpoints(way, memory.recipe) if way else None
+        state = ServerState(snapshot, schedule, memory, checkpoints=checkpoints)
         book = self._attendance.noted(dataclasses.replace(self._store.book, counts=counts))
         self._store.write(book, state, self._model)
         snapshot.write_to(self._model)
-        self._memory, self._schedule = memory, schedule
+        self._memory, self._schedule, self._way = memory, schedule, way
 
 
 def _todays(strategy: object) -> Strategy:
