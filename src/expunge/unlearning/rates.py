@@ -13,7 +13,9 @@ a rule whose answer depends on how far the model is displaced has no one rate.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,8 +25,9 @@ from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Layout
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Engine, ask_each
+from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.messages.tasks import Train, Trained
+from expunge.federation.messages.tasks import OwnRound, Task, Trained
 from expunge.federation.training.fedavg import mean_update
 from expunge.federation.training.recipe import SGD, Measured, Recipe, Scaled
 from expunge.federation.training.response import Response
@@ -49,6 +52,8 @@ def with_measured_rates(
     response = pull.response
     if response is None or not isinstance(response.recipe.client, Measured):
         return pull
+    if not isinstance(engine, LocalEngine):
+        raise RequestError("An optimiser can be measured only where clients train in this process: use hf-kcu.")
     names = sorted(parties.retained, key=lambda name: (-parties.counts[name], name))[:ASKED]
     works = [work for each in response.rounds for work in each.works]
     steps = sum(work.share * work.steps for work in works) / sum(work.share for work in works)
@@ -134,8 +139,8 @@ def _answer(engine: Engine, state: ServerState, rule: Measured, names: list[str]
     model = state.model
     found = []
     for start in (model, model.moved(model.parameters + way)):
-        tasks = {name: Train(start, 1, 1, 1.0, derived_seed(seed, "rates", name), optimiser=rule) for name in names}
-        found.append(mean_update(ask_each(engine, tasks, Trained)))
+        tasks = {name: OwnRound(start, rule, derived_seed(seed, "rates", name)) for name in names}
+        found.append(mean_update(ask_each(engine, cast("Mapping[str, Task]", tasks), Trained)))
     return found[1] - found[0]
 
 

@@ -32,6 +32,7 @@ from expunge.federation.messages.tasks import (
     LocalSolve,
     Losses,
     NormStatistics,
+    OwnRound,
     Reply,
     Solved,
     Sum,
@@ -39,7 +40,6 @@ from expunge.federation.messages.tasks import (
     Train,
     Trained,
 )
-from expunge.federation.training.recipe import Measured
 
 CHUNK = 256
 
@@ -99,18 +99,16 @@ class Client:
 
     @_perform.register
     def _(self, task: Train) -> Trained:
-        if isinstance(task.optimiser, Measured):
-            return self._own_round(task, task.optimiser)
         bench = Workbench(self._model, self._loss, record=False, forward=self._forward)
         with torch.random.fork_rng(devices=_devices(task.model.parameters)):
             torch.manual_seed(task.seed)  # of what is random in the model
             return side_by_side([bench], {self.data.name: partial(self.training, task)})[self.data.name]
 
-    def _own_round(self, task: Train, rule: Measured) -> Trained:
-        """A round by the user's own function; samples are counted as they go through the model."""
+    @_perform.register
+    def _(self, task: OwnRound) -> Trained:
         task.model.write_to(self._model)
         self._model.train()
-        seen: list[int] = []
+        seen: list[int] = []  # samples, as they go through the model
 
         def count(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             seen.append(next((len(own) for own in (*given, *named.values()) if isinstance(own, Tensor)), 1))
@@ -119,7 +117,7 @@ class Client:
         try:
             with torch.random.fork_rng(devices=_devices(task.model.parameters)):
                 torch.manual_seed(task.seed)
-                rule.train(self._model, self.data.name)
+                task.rule.train(self._model, self.data.name)
         finally:
             hook.remove()
         after = Snapshot.of(self._model)
@@ -135,7 +133,6 @@ class Client:
         for norm in self._norms(bench.model):  # one sample has no batch statistics, and what stays here stays as it is
             if len(chosen) == 1 or norm not in together:
                 norm.eval()
-        assert not isinstance(task.optimiser, Measured)  # it has a round of its own
         bench.begin(task.optimiser)
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
         half = task.epochs * len(self._batches(chosen, task.batch_size)) // 2

@@ -17,7 +17,6 @@ from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.local_data import Collate, Data, LocalData
 from expunge.federation.engines.workbench import SIDE_BY_SIDE, Workbench, can_record, side_by_side
 from expunge.federation.messages.tasks import Reply, Task, Train, payload_bytes
-from expunge.federation.training.recipe import Measured
 
 
 class LocalEngine:
@@ -123,11 +122,7 @@ class LocalEngine:
 
     def _performed(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
         """All replies: one client after another, but trainings side by side where a GPU can, the largest first."""
-        trainings = {
-            name: task
-            for name, task in tasks.items()
-            if self._benches and isinstance(task, Train) and not isinstance(task.optimiser, Measured)
-        }
+        trainings = {name: task for name, task in tasks.items() if isinstance(task, Train) and self._benches}
         largest = sorted(trainings, key=lambda name: -self._samples(name, trainings[name]))
         runs = {name: partial(self._clients[name].training, trainings[name]) for name in largest}
         replies: dict[str, Reply] = dict(side_by_side(self._benches, runs))

@@ -42,8 +42,6 @@ class Draw:
 class Train:
     """Train the model on local data (or a draw of it) by SGD or Adam, begun anew, and send back the update.
 
-    A ``Measured`` optimiser trains by its own function, on whatever that takes; it cannot be sent anywhere.
-
     ``averaged`` asks for the mean of the models after each step of the later half (with the middle one) instead of the
     last model: where SGD has come to, without the noise of its last steps. Buffers are those of the last step. Whoever
     is thrown off by its steps stays where it was.
@@ -57,7 +55,16 @@ class Train:
     exclude: Indices = ()
     draw: Draw | None = None
     averaged: bool = False
-    optimiser: SGD | Adam | Measured = field(default_factory=SGD)
+    optimiser: SGD | Adam = field(default_factory=SGD)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRound:
+    """One local round by the user's own function; for clients in this process, since no message can hold a function."""
+
+    model: Snapshot
+    rule: Measured
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)
