@@ -180,8 +180,7 @@ def _others(axes: Axes, found: Sequence[Later]) -> None:
     axes.axvline(100 * BAR, color="#D55E00", linestyle="--", linewidth=1.2)
     axes.axvline(0.0, color=FAINT, linewidth=0.8)
     axes.set_yticks(places, [each.training for each in found])
-    title = f"backdoor success, other trainings, after {found[0].rounds} more"
-    _frame(axes, title, "points above retrained; the broken line is the bar")
+    _frame(axes, f"other trainings, after {found[0].rounds} more rounds", "backdoor success, points above retrained")
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -1.0), max(high, 100 * BAR + 1.0))
 
