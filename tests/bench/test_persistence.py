@@ -91,9 +91,9 @@ def study():
         label = f"digits, {rounds} more rounds"
         variants[label] = Variant({"more_rounds": rounds} if rounds else {}, {}, {})
         for seed, base, back in ((20, 0.01, 0.0), (21, 0.20, 0.03 * (rounds > 0))):
-            rows += [Row("retrain", seed, asr=base + off, variant=label) for off in (-0.01, 0.01)]
+            rows += [Row("retrain", seed, asr=base + off, forget_loss=5 + off, variant=label) for off in (-0.01, 0.01)]
             rows += [Row("trained", seed, asr=0.9, variant=label)]
-            rows += [Row("retrace", seed, asr=base + 0.02 + back, variant=label)]
+            rows += [Row("retrace", seed, asr=base + 0.02 + back, forget_loss=4 + base, variant=label)]
     return Results("persistence", {}, {}, rows, {}, variants)
 
 
@@ -104,17 +104,25 @@ def test_a_seed_counts_beside_the_retrained_models_of_its_own():
     assert then.excess == pytest.approx([0.02, 0.05])
     assert (now.within, then.within) == (2, 1)  # exactly at the bar is within
     text = persistence_markdown(study())
-    assert "| digits | 15 | 90.0–90.0 (90.0) | 0.0–21.0 (10.5) | 3.0–25.0 (14.0) | +5.0 | 1 of 2 |" in text
+    assert "| digits | 15 | 90.0–90.0 (90.0) | 0.0–21.0 (10.5) | 3.0–25.0 (14.0) | +5.0 | 1 of 2 | −0.90 |" in text
 
 
-def test_the_picture_has_a_mark_a_seed_and_the_bar():
-    success, excess = persistence_figures(study())["persistence"].axes
+def test_the_picture_has_a_mark_a_seed_and_the_bar_beside_other_trainings():
+    own = study()
+    success, losses = persistence_figures(own)["persistence"].axes
     assert [line.get_label() for line in success.lines if not line.get_label().startswith("_")] == [
         "do nothing (trained)",
         "retrain (gold standard)",
         "retrace",
     ]
-    marks = [y for line in excess.lines if line.get_marker() == "o" for y in line.get_ydata()]
-    assert sorted(marks) == pytest.approx([2.0, 2.0, 2.0, 5.0])
-    assert [2.0, 2.0] in [list(line.get_ydata()) for line in excess.lines if line.get_linestyle() == "--"]
+    marks = [y for line in losses.lines if line.get_marker() == "o" for y in line.get_ydata()]
+    assert sorted(marks) == pytest.approx([-0.99, -0.99, -0.8, -0.8])
+    label = "digits, Adam, 15 more rounds"
+    more = [replace(row, variant=label) for row in own.rows if row.variant == "digits, 15 more rounds"]
+    variants = {**own.variants, label: Variant({"more_rounds": 15}, {}, {})}
+    *_, others = persistence_figures(replace(own, rows=own.rows + more, variants=variants))["persistence"].axes
+    assert [text.get_text() for text in others.get_yticklabels()] == ["digits, Adam"]
+    found = [x for line in others.lines if line.get_marker() == "o" for x in line.get_xdata()]
+    assert sorted(found) == pytest.approx([2.0, 5.0])
+    assert [2.0, 2.0] in [list(line.get_xdata()) for line in others.lines if line.get_linestyle() == "--"]
     assert persistence_figures(Results("persistence", {}, {}, [], {})) == {}

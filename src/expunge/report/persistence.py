@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from expunge.bench.results import Results
 from expunge.report.layout import method_name, parts
 from expunge.report.markdown import drawn_table, escaped
+from expunge.report.measures import MISSING
 from expunge.report.palette import BAND, FAINT, FONT, NOISE, colours, line_style, marker
 
 METHOD = "retrace"
@@ -31,6 +32,7 @@ class Later:
         retrained: of all retrained models.
         forgotten: of the forgotten models.
         excess: of each forgotten model above the mean of the retrained ones of its seed.
+        loss_off: the same of the loss on forgotten data: below 0 something is left of it, also where no trigger works.
     """
 
     training: str
@@ -39,6 +41,7 @@ class Later:
     retrained: list[float]
     forgotten: list[float]
     excess: list[float]
+    loss_off: list[float]
 
     @property
     def within(self) -> int:
@@ -60,22 +63,30 @@ def later(results: Results) -> list[Later]:
     """
     found = []
     for label, part in parts(results).items():
-        own = {row.seed: row.asr for row in part.rows if row.method == METHOD and row.asr is not None}
-        others: dict[int, list[float]] = {}
-        for row in part.rows:
-            if row.method == "retrain" and row.asr is not None:
-                others.setdefault(row.seed, []).append(row.asr)
-        excess = [asr - fmean(others[seed]) for seed, asr in own.items() if seed in others]
-        if excess:
-            trained, retrained = (part.values(name, "asr") for name in ("trained", "retrain"))
+        if excess := _off(part, "asr"):
+            trained, retrained, own = (part.values(name, "asr") for name in ("trained", "retrain", METHOD))
             training, rounds = label.rpartition(", ")[0], int(part.scenario.get("more_rounds", 0))
-            found.append(Later(training, rounds, trained, retrained, list(own.values()), excess))
+            found.append(Later(training, rounds, trained, retrained, own, excess, _off(part, "forget_loss")))
     return found
+
+
+def _off(part: Results, measure: str) -> list[float]:
+    """Of each forgotten model how far it is above the mean of the retrained ones of its seed."""
+    own: dict[int, float] = {}
+    others: dict[int, list[float]] = {}
+    for row in part.rows:
+        value = getattr(row, measure)
+        if value is not None and row.method == METHOD:
+            own[row.seed] = value
+        if value is not None and row.method == "retrain":
+            others.setdefault(row.seed, []).append(value)
+    return [value - fmean(others[seed]) for seed, value in own.items() if seed in others]
 
 
 def persistence_markdown(results: Results) -> str:
     """A line for each training and number of rounds: success of the backdoor, and how many seeds are within the bar."""
     headers = ["training", "more rounds", "trained", "retrained", "forgotten", "most above retrained", "within the bar"]
+    headers.append("loss on forgotten data (off)")
     lines = [
         [
             escaped(each.training),
@@ -83,16 +94,22 @@ def persistence_markdown(results: Results) -> str:
             _percent(each.trained),
             _percent(each.retrained),
             _percent(each.forgotten),
-            f"{100 * max(each.excess):+.1f}".replace("-", "−"),
+            _signed(100 * max(each.excess), 1),
             f"{each.within} of {len(each.excess)}",
+            _signed(fmean(each.loss_off), 2) if each.loss_off else MISSING,
         ]
         for each in later(results)
     ]
     reading = (
         "Backdoor success in percent, lowest to highest over seeds (and retrained models), the mean in brackets. The"
-        f" bar is {100 * BAR:g} points above the mean of the retrained models of the same seed, which went on alike."
+        f" bar is {100 * BAR:g} points above the mean of the retrained models of the same seed, which went on alike;"
+        " the loss is the mean difference to theirs, in nats."
     )
     return "\n\n".join([drawn_table(headers, lines), reading]) + "\n"
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _percent(values: Sequence[float]) -> str:
@@ -108,7 +125,7 @@ def persistence_figures(results: Results) -> dict[str, Figure]:
 
 
 def persistence_plot(found: Sequence[Later]) -> Figure:
-    """Left the backdoor's success as rounds go by, in the middle how far above retrained it is, right other trainings.
+    """Left the backdoor's success as rounds go by, then the loss on forgotten data, right other trainings.
 
     The first training is drawn by rounds, the others after the most rounds that they had.
     """
@@ -119,7 +136,7 @@ def persistence_plot(found: Sequence[Later]) -> Figure:
         figure = Figure(figsize=(4.9 * columns, 5.0), layout="constrained")
         grid = figure.subplots(1, columns)
         _success(grid[0], first)
-        _excess(grid[1], first)
+        _losses(grid[1], first)
         if others:
             _others(grid[2], list(others.values()))
         handles, names = grid[0].get_legend_handles_labels()
@@ -144,15 +161,15 @@ def _success(axes: Axes, found: Sequence[Later]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
 
 
-def _excess(axes: Axes, found: Sequence[Later]) -> None:
+def _losses(axes: Axes, found: Sequence[Later]) -> None:
     x, colour = [each.rounds for each in found], colours([METHOD])[METHOD]
+    room = 0.12 * (max(x) - min(x) or 1) / max(1, len(x) - 1)
     for each in found:
-        count = len(each.excess)
-        room = 0.12 * (max(x) - min(x) or 1) / max(1, len(x) - 1)
+        count = len(each.loss_off)
         places = [each.rounds + room * (2 * (number + 0.5) / count - 1) for number in range(count)]
-        axes.plot(places, [100 * own for own in sorted(each.excess)], "o", color=colour, markersize=4, alpha=0.7)
-    _bar(axes, horizontal=True)
-    _frame(axes, "points above retrained, a mark a seed", "more rounds of those who stay", x)
+        axes.plot(places, sorted(each.loss_off), "o", color=colour, markersize=4, alpha=0.7)
+    axes.axhline(0.0, color=FAINT, linewidth=0.8)
+    _frame(axes, "loss on forgotten data minus retrained's, a mark a seed", "more rounds of those who stay", x)
 
 
 def _others(axes: Axes, found: Sequence[Later]) -> None:
@@ -160,16 +177,12 @@ def _others(axes: Axes, found: Sequence[Later]) -> None:
     colour = colours([METHOD])[METHOD]
     for place, each in zip(places, found, strict=True):
         axes.plot([100 * own for own in each.excess], [place] * len(each.excess), "o", color=colour, markersize=6)
-    _bar(axes, horizontal=False)
+    axes.axvline(100 * BAR, color="#D55E00", linestyle="--", linewidth=1.2)
+    axes.axvline(0.0, color=FAINT, linewidth=0.8)
     axes.set_yticks(places, [each.training for each in found])
-    _frame(axes, f"other trainings, after {found[0].rounds}", "points above retrained")
+    _frame(axes, f"other trainings, after {found[0].rounds} more rounds", "backdoor success, points above retrained")
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -1.0), max(high, 100 * BAR + 1.0))
-
-
-def _bar(axes: Axes, *, horizontal: bool) -> None:
-    (axes.axhline if horizontal else axes.axvline)(100 * BAR, color="#D55E00", linestyle="--", linewidth=1.2)
-    (axes.axhline if horizontal else axes.axvline)(0.0, color=FAINT, linewidth=0.8)
 
 
 def _frame(axes: Axes, title: str, x_name: str, ticks: Sequence[int] = ()) -> None:

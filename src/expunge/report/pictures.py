@@ -37,7 +37,8 @@ _FIGURES = {
     ),
     "persistence": (
         "Success of the backdoor after more rounds of those who stay, beside retrained models that went on alike",
-        "Forgotten means: the marks stay below the broken line, which is the bar. Thin lines are single seeds.",
+        "Forgotten means: nothing comes up on the left, and the marks in the middle lie at 0. Thin lines are single"
+        " seeds.",
     ),
     "power": (
         "The share of honest retrains that are called EQUIVALENT, by the number of retrained models",
