@@ -1,6 +1,8 @@
 """From a request to a destroyed model: the gate, the rollback, tombstones, several at once, nothing left."""
 
+import base64
 import dataclasses
+import json
 import os
 import resource
 import shutil
@@ -353,7 +355,8 @@ def test_the_log_has_no_names(place):
     place.work(dataclasses.replace(QUICK, method="auto")).run(["R-0001", "R-0002"])
     place.close("R-0001")
     said = (place.folder / "ledger" / "log.jsonl").read_text()
-    receipt = (place.folder / "ledger" / "receipts" / "R-0001.intoto.jsonl").read_text()
+    envelope = json.loads((place.folder / "ledger" / "receipts" / "R-0001.intoto.jsonl").read_text())
+    receipt = base64.b64decode(envelope["payload"]).decode()  # by chance any three letters may stand in base64
     for name in ("ada", "bob", "cyd", "dee", "clerk", "desk"):
         assert f'"{name}' not in said
         assert f"{name} " not in said

@@ -40,6 +40,10 @@ _FIGURES = {
         "Forgotten means: nothing comes up on the left, and the marks in the middle lie at 0. Thin lines are single"
         " seeds.",
     ),
+    "text": (
+        "Secrets, the leaver's text and the others' text, for each method",
+        "Forgotten means: the mark lies on the blue band, where models trained without the speaker lie.",
+    ),
     "power": (
         "The share of honest retrains that are called EQUIVALENT, by the number of retrained models",
         "Bars are exact 95% intervals (Clopper-Pearson).",

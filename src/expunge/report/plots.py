@@ -18,6 +18,7 @@ from expunge.report.palette import FONT
 from expunge.report.pareto import pareto_plot, seconds_plot
 from expunge.report.persistence import persistence_figures
 from expunge.report.response import response_figures
+from expunge.report.text import text_figures
 from expunge.report.verdict_plots import verdict_figures
 
 OF_PARTS = ("forgetting", "cost", "pareto", "seconds")
@@ -29,6 +30,7 @@ _OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {
     "verdict": verdict_figures,
     "response": response_figures,
     "persistence": persistence_figures,
+    "text": text_figures,
 }
 """Experiments that are drawn in their own way."""
 
