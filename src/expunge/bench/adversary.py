@@ -30,7 +30,37 @@ LIES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 """What a leaver may send in place of the gradient of its data."""
 
 
-class Tampering:
+class Between:
+    """Stands between the server and an engine's clients, and hands on all but what they are asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._behind = engine
+
+    @property
+    def cost(self) -> Cost:
+        """What was spent so far, by the engine behind it."""
+        return self._behind.cost
+
+    @cost.setter
+    def cost(self, cost: Cost) -> None:
+        self._behind.cost = cost
+
+    @property
+    def validation(self) -> Client | None:
+        """The server's own samples."""
+        return self._behind.validation
+
+    @property
+    def sums_only(self) -> bool:
+        """As the engine behind it."""
+        return self._behind.sums_only
+
+    def clients(self) -> Mapping[str, int]:
+        """As the engine behind it."""
+        return self._behind.clients()
+
+
+class Tampering(Between):
     """An engine that reaches the same clients, some of whom lie about their gradient.
 
     Args:
@@ -43,35 +73,13 @@ class Tampering:
     def __init__(self, engine: Engine, liars: tuple[str, ...], lie: str, seed: int) -> None:
         if lie not in LIES:
             raise RequestError(f"There is no lie {lie!r}; there are {', '.join(LIES)}.")
-        self._engine, self._liars, self._lie = engine, liars, LIES[lie]
+        super().__init__(engine)
+        self._liars, self._lie = liars, LIES[lie]
         self._chance = torch.Generator().manual_seed(derived_seed(seed, "lie"))
-
-    @property
-    def cost(self) -> Cost:
-        """What was spent so far."""
-        return self._engine.cost
-
-    @cost.setter
-    def cost(self, cost: Cost) -> None:
-        self._engine.cost = cost
-
-    @property
-    def validation(self) -> Client | None:
-        """The server's own samples."""
-        return self._engine.validation
-
-    @property
-    def sums_only(self) -> bool:
-        """As the honest engine."""
-        return self._engine.sums_only
-
-    def clients(self) -> Mapping[str, int]:
-        """As the honest engine."""
-        return self._engine.clients()
 
     def ask(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
         """As the honest engine, but for the liars' gradients."""
-        replies = self._engine.ask(tasks)
+        replies = self._behind.ask(tasks)
         for name in self._liars:
             reply = replies.get(name)
             if isinstance(tasks.get(name), Gradient) and isinstance(reply, Sum):

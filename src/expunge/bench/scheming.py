@@ -15,15 +15,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from expunge.bench.adversary import Between
 from expunge.bench.scenario import CANCELLING, CREDIT, EARLY, Scenario, SwitchableEngine
 from expunge.core.vectors import Snapshot
-from expunge.federation.engines.client import Client
-from expunge.federation.engines.engine import Cost
 from expunge.federation.messages.tasks import Reply, Task, Train, Trained
 from expunge.federation.training.fedavg import Keep, train
 
 
-class Scheming:
+class Scheming(Between):
     """An engine that reaches the same clients, some of whom scheme while they train.
 
     Args:
@@ -33,31 +32,9 @@ class Scheming:
     """
 
     def __init__(self, engine: SwitchableEngine, honest: SwitchableEngine, scenario: Scenario) -> None:
+        super().__init__(engine)
         self._engine, self._honest, self._scenario = engine, honest, scenario
         self._plan, self._extra = scenario.plan, dict[str, Tensor]()
-
-    @property
-    def cost(self) -> Cost:
-        """What was spent so far, without rehearsals."""
-        return self._engine.cost
-
-    @cost.setter
-    def cost(self, cost: Cost) -> None:
-        self._engine.cost = cost
-
-    @property
-    def validation(self) -> Client | None:
-        """The server's own samples."""
-        return self._engine.validation
-
-    @property
-    def sums_only(self) -> bool:
-        """As the engine behind it."""
-        return self._engine.sums_only
-
-    def clients(self) -> Mapping[str, int]:
-        """As the engine behind it."""
-        return self._engine.clients()
 
     def without(self, names: tuple[str, ...]) -> Scheming:
         """The same on all clients but these, with its own cost account."""

@@ -13,8 +13,9 @@ a rule whose answer depends on how far the model is displaced has no one rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -88,8 +89,8 @@ def solved(
     """
     groups = dict[tuple[str, ...], None]()
 
-    def look(values: Tensor, names: object) -> Tensor:
-        groups[tuple(names)] = None  # type: ignore[arg-type]
+    def look(values: Tensor, names: Sequence[str]) -> Tensor:
+        groups[tuple(names)] = None
         return values
 
     top = float((way @ curvature.apply(look, way)) / (way @ way))
@@ -97,7 +98,7 @@ def solved(
         names: torch.cat([torch.full(shape, float(name in names)).flatten() for name, shape in layout.shapes]).to(way)
         for names in groups
     }
-    whole = _rate(lambda rate: _kept(curvature, way, way, rate, steps), way @ left, way @ way, top)
+    whole = _rate(partial(_kept, curvature, way, way, steps), way @ left, way @ way, top)
     if whole is None:
         raise RequestError(
             "Those who stay did not correct a displaced model, so no rate explains how their optimiser answers: "
@@ -106,24 +107,24 @@ def solved(
     rates = dict[str, float]()
     for names, part in parts.items():
         own = part * way
-        found = _rate(lambda rate, own=own: _kept(curvature, way, own, rate, steps), own @ left, own @ way, top)
+        found = _rate(partial(_kept, curvature, way, own, steps), own @ left, own @ way, top)
         sound = found is not None and whole / APART <= found <= whole * APART
         rates |= dict.fromkeys(names, found if sound and found is not None else whole)
     return whole, rates
 
 
-def _kept(curvature: KroneckerCurvature, way: Tensor, own: Tensor, rate: float, steps: float) -> Tensor:
+def _kept(curvature: KroneckerCurvature, way: Tensor, own: Tensor, steps: float, rate: float) -> Tensor:
     return own @ curvature.apply(lambda values, _: SGD().left(values, rate, steps), way)
 
 
-def _rate(kept: object, left: Tensor, whole: Tensor, top: float) -> float | None:
+def _rate(kept: Callable[[float], Tensor], left: Tensor, whole: Tensor, top: float) -> float | None:
     """The rate at which just so much is left, by halving its logarithm; None where nothing was corrected."""
     if not float(whole) > 0 or not float(left) < float(whole) * (1 - 1e-9) or not top > 0:
         return None
     low, high = math.log(1e-12 / top), math.log(2.0 / top)
     for _ in range(50):
         middle = (low + high) / 2
-        above = float(kept(math.exp(middle))) > float(left)  # type: ignore[operator]
+        above = float(kept(math.exp(middle))) > float(left)
         low, high = (middle, high) if above else (low, middle)
     return math.exp((low + high) / 2)
 
