@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from expunge.bench.adversary import Between
 from expunge.bench.cells import RetrainedCell
 from expunge.bench.insiders import insiders
 from expunge.bench.scales import scale_of
@@ -12,9 +13,14 @@ from expunge.bench.scenario import CANCELLING, CREDIT, EARLY, SCHEMES, Scenario
 from expunge.bench.scheming import Scheming
 from expunge.bench.settings import Forget
 from expunge.bench.store import Store
+from expunge.core.losses import CrossEntropy
 from expunge.errors import RequestError
+from expunge.federation.engines.engine import Cost
+from expunge.federation.engines.local import LocalEngine
 from expunge.federation.messages.tasks import Gradient
 from expunge.federation.training.fedavg import Keep, train
+from federation.masking import MaskedEngine
+from federation.small import clients, linear
 
 SMOKE = scale_of("smoke")
 LEAVER = SMOKE.leaver
@@ -96,3 +102,14 @@ def test_schemes_are_the_leaver_s_deeds_and_part_of_the_scenario():
         with pytest.raises(RequestError, match="pulls early"):
             replace(PLAIN, schemes=wrong)
     assert {own for setting in insiders(SMOKE) for own in setting.scenario.schemes.values()} == set(SCHEMES)
+
+
+def test_who_stands_between_hands_everything_on():
+    engine = LocalEngine(linear(), CrossEntropy(), clients(ada=6, bob=5), validation=clients(eve=4)["eve"])
+    between = Between(engine)
+    assert Between(MaskedEngine(engine)).sums_only
+    assert not between.sums_only
+    assert between.clients() == {"ada": 6, "bob": 5}
+    assert between.validation is engine.validation is not None
+    between.cost = cost = Cost(rounds=3)
+    assert engine.cost is between.cost is cost
