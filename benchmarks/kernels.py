@@ -47,7 +47,7 @@ PHASES: dict[str, tuple[tuple[Any, str], ...]] = {
     "factors": ((retained.Retained, "factors"),),
     "eigenvectors": ((kronecker.KroneckerCurvature, "__init__"),),
     "filters applied": ((kronecker.KroneckerCurvature, "apply"),),
-    "response": ((Response, "left"), (Response, "travel")),
+    "response": ((Response, "lefts"), (Response, "travels")),
     "losses": ((retained.Retained, "_told"),),
     "short round": ((repair.ShortRound, "updates"),),
     "gradient": ((retained.Retained, "gradient"),),

@@ -24,7 +24,8 @@ from expunge.federation.training.recipe import (
     Recipe,
     second_moments,
 )
-from expunge.federation.training.response import GRID, Response, Round, Work, spread
+from expunge.federation.training.response import GRID, Response
+from expunge.federation.training.works import Round, Work, spread
 
 LINEAR = (
     SGD(),

@@ -18,7 +18,8 @@ from expunge.federation.messages.tasks import CurvatureFactors, Draw
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.federation.training.recipe import Recipe
-from expunge.federation.training.response import Response, Round, Work
+from expunge.federation.training.response import Response
+from expunge.federation.training.works import Round, Work
 from expunge.unlearning.lengths import LENGTHS, longest_safe
 from expunge.unlearning.repair import Correction
 from expunge.unlearning.request import Request

@@ -42,7 +42,7 @@ class Basis:
         if self.vectors is None:
             return matrix
         inside = matrix @ self.vectors
-        return torch.cat([inside, matrix - inside @ self.vectors.T], dim=1) if self.is_partial else inside
+        return torch.cat([inside, matrix - inside @ self.vectors.T], dim=-1) if self.is_partial else inside
 
     def composed(self, coordinates: Tensor) -> Tensor:
         """Back from that."""
@@ -51,13 +51,14 @@ class Basis:
         if not self.is_partial:
             return coordinates @ self.vectors.T
         count = self.vectors.shape[1]
-        return coordinates[:, :count] @ self.vectors.T + coordinates[:, count:]
+        return coordinates[..., :count] @ self.vectors.T + coordinates[..., count:]
 
     def spread(self, columns: Tensor) -> Tensor:
         """One column for each coordinate out of one for each value."""
         if not self.is_partial:
             return columns
-        return torch.cat([columns[:, :-1], columns[:, -1:].expand(-1, self.side)], dim=1)
+        rest = columns[..., -1:].expand(*columns.shape[:-1], self.side)
+        return torch.cat([columns[..., :-1], rest], dim=-1)
 
 
 def diagonal_basis(values: Sequence[Tensor]) -> Basis:

@@ -38,7 +38,13 @@ from expunge.core.vectors import Layout
 from expunge.errors import DataError
 
 Filter = Callable[[Tensor, Sequence[str]], Tensor]
-"""A function of eigenvalues, given with the names of the parameters that they belong to; none are named for all."""
+"""A function of eigenvalues, given with the names of the parameters that they belong to; none are named for all.
+
+One that has a method ``at_once`` is given all layers together, a spectrum each, where it is cheaper so.
+"""
+
+Spectrum = tuple[Tensor, Sequence[str]]
+"""Eigenvalues in a tensor of any shape, and the names of the parameters that they belong to; none are all."""
 
 
 @dataclass(frozen=True)
@@ -165,32 +171,39 @@ class KroneckerCurvature:
     def apply(self, function: Filter, vector: Tensor) -> Tensor:
         """``f(G) v`` for a function of eigenvalues (a tensor of any shape) and of the parameters that they belong to.
 
+        Of several vectors, the rows of a matrix, each has a function of its own where it gives as many rows in front.
+
         Example:
             >>> factors = Factors(torch.tensor([4.0, 0.0, 1.0, 2.0, 0.0]), (Block("", 2, 1, False),))
             >>> layout = Layout.of(torch.nn.Linear(2, 1, bias=False))
             >>> KroneckerCurvature(factors, layout).apply(lambda e, names: e, torch.tensor([1.0, 1.0]))
             tensor([8., 2.])
         """
-        parts = self._layout.unflatten(vector)
+        if vector.dim() == 1:
+            return self.apply(function, vector[None])[0]
+        parts = self._layout.unflatten_rows(vector)
+        spectra: list[Spectrum] = []
+        spectra += [(self.stiffness * base.eigenvalues + self._l2, base.block.parameters) for base in self._bases]
+        spectra += [(self.stiffness * diagonal + self._l2, (name,)) for name, diagonal in self._diagonal.items()]
+        factors = iter(_told(function, spectra))
         found: dict[str, Tensor] = {}
-        for block, of_inputs, of_outputs, eigenvalues in self._bases:
+        for block, of_inputs, of_outputs, _ in self._bases:
             names = block.parameters
-            weight = parts[names[0]].flatten(1)
-            matrix = weight.T if block.transposed else weight
+            weight = parts[names[0]].flatten(2)
+            matrix = weight.mT if block.transposed else weight
             if block.bias:
-                matrix = torch.cat([matrix, parts[names[1]][:, None]], dim=1)
-            factor = function(self.stiffness * eigenvalues + self._l2, names).to(matrix)
-            factor = of_outputs.spread(of_inputs.spread(factor).T).T
-            matrix = of_outputs.analysed(of_inputs.analysed(matrix).T).T * factor
-            matrix = of_inputs.composed(of_outputs.composed(matrix.T).T)
-            weight = matrix[:, :-1] if block.bias else matrix
-            found[names[0]] = (weight.T if block.transposed else weight).reshape(parts[names[0]].shape)
+                matrix = torch.cat([matrix, parts[names[1]][..., None]], dim=2)
+            factor = of_outputs.spread(of_inputs.spread(next(factors).to(matrix)).mT).mT
+            matrix = of_outputs.analysed(of_inputs.analysed(matrix).mT).mT * factor
+            matrix = of_inputs.composed(of_outputs.composed(matrix.mT).mT)
+            weight = matrix[..., :-1] if block.bias else matrix
+            found[names[0]] = weight.mT if block.transposed else weight
             if block.bias:
-                found[names[1]] = matrix[:, -1]
-        for name, diagonal in self._diagonal.items():
-            values = function(self.stiffness * diagonal + self._l2, (name,))
-            found[name] = parts[name] * values.to(vector).view_as(parts[name])
-        return self._layout.flatten(found)
+                found[names[1]] = matrix[..., -1]
+        for name in self._diagonal:
+            factor = next(factors).to(vector)
+            found[name] = parts[name].flatten(1) * factor.reshape(*factor.shape[:-1], -1)
+        return torch.cat([found[name].reshape(len(vector), -1) for name, _ in self._layout.shapes], dim=1)
 
     def coupled(self, vector: Tensor, product: Tensor) -> KroneckerCurvature:
         """The same, stiffer by what the layers curve together along a vector, given the exact product with it.
@@ -232,6 +245,11 @@ class KroneckerCurvature:
     def quadratic(self, vector: Tensor) -> float:
         """``v' G v``."""
         return float(vector @ self.apply(lambda values, _: values, vector))
+
+
+def _told(function: Filter, spectra: list[Spectrum]) -> list[Tensor]:
+    at_once = getattr(function, "at_once", None)
+    return at_once(spectra) if at_once is not None else [function(values, names) for values, names in spectra]
 
 
 def triangle(side: int) -> int:

@@ -115,6 +115,13 @@ class Layout:
         parts = torch.split(vector, [shape.numel() for _, shape in self.shapes])
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
 
+    def unflatten_rows(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The same of several vectors, the rows of a matrix: their number stands in front of each shape."""
+        if vectors.shape[1:] != (self.size,):
+            raise ModelError(f"A vector of shape {tuple(vectors.shape[1:])} does not fit {self.size} parameters.")
+        parts = torch.split(vectors, [shape.numel() for _, shape in self.shapes], dim=1)
+        return {name: part.view(len(part), *shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
 
 def weighted_sum(vectors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     """``sum_i w_i v_i`` with one vector of extra memory, however many there are.

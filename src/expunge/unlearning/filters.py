@@ -13,10 +13,11 @@ e)^steps``, close to the one-segment form of SOURCE (Bae et al. 2024).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from expunge.core.kronecker import Filter
+from expunge.core.kronecker import Filter, Spectrum
 from expunge.errors import RequestError
 from expunge.federation.training.response import Response
 
@@ -41,11 +42,59 @@ def damped(damping: float | None, response: Response | None = None) -> Filter:
     return left
 
 
-def answered(response: Response, spread: Tensor, stiffer: float = 1.0) -> Filter:
-    """What is left in the model of a pull that came over the rounds like this, where curvature is so much larger."""
-    return lambda curvature, names: response.left(stiffer * curvature, spread[None], names)[0][0]
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """What is left in the model of pulls that came over the rounds like this: a row for each row of ``spreads``.
+
+    Attributes:
+        response: of the training.
+        spreads: how each pull came over the rounds.
+        stiffer: curvature is taken for so many times larger.
+    """
+
+    response: Response
+    spreads: Tensor
+    stiffer: float = 1.0
+
+    def __call__(self, curvature: Tensor, names: Sequence[str]) -> Tensor:
+        """For one layer."""
+        return self.at_once([(curvature, names)])[0]
+
+    def at_once(self, spectra: Sequence[Spectrum]) -> list[Tensor]:
+        """For all layers, whose recursions run side by side."""
+        stiffer = [(self.stiffer * curvature, names) for curvature, names in spectra]
+        return [left for left, _ in self.response.lefts(stiffer, self.spreads)]
 
 
-def held(response: Response, spread: Tensor) -> Filter:
-    """What is left of it in the server's momentum."""
-    return lambda curvature, names: response.left(curvature, spread[None], names)[1][0]
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What is left of them in the server's momentum."""
+
+    response: Response
+    spreads: Tensor
+
+    def __call__(self, curvature: Tensor, names: Sequence[str]) -> Tensor:
+        """For one layer."""
+        return self.at_once([(curvature, names)])[0]
+
+    def at_once(self, spectra: Sequence[Spectrum]) -> list[Tensor]:
+        """For all layers, whose recursions run side by side."""
+        return [held for _, held in self.response.lefts(spectra, self.spreads)]
+
+
+@dataclass(frozen=True, eq=False)
+class Newton:
+    """``1 / (e + m)``, a damped Newton step that goes as far as gradient descent in this part of a round."""
+
+    response: Response
+    part: float
+
+    def __call__(self, curvature: Tensor, names: Sequence[str]) -> Tensor:
+        """For one layer."""
+        return self.at_once([(curvature, names)])[0]
+
+    def at_once(self, spectra: Sequence[Spectrum]) -> list[Tensor]:
+        """For all layers, by how far each travels in a round."""
+        travels, rounds = self.response.travels([names for _, names in spectra]), len(self.response.rounds)
+        pairs = zip(spectra, travels, strict=True)
+        return [1.0 / (curvature + 1.0 / (self.part * travel / rounds)) for (curvature, _), travel in pairs]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -34,14 +35,15 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, FedAvg, Recipe
-from expunge.federation.training.response import Response, Round, Work
+from expunge.federation.training.response import Response
+from expunge.federation.training.works import Round, Work
 from expunge.unlearning.estimate import recorded_steps, replayed_epochs
-from expunge.unlearning.filters import answered, held
+from expunge.unlearning.filters import Answered, Held
 from expunge.unlearning.request import Parties
 
 Source = Literal["recorded", "replay"]
 Apply = Callable[[Filter, Tensor], Tensor]
-"""Applies a function of the curvature to a vector."""
+"""Applies a function of the curvature, which has a row for each of them, to the rows of a matrix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,26 +64,30 @@ class Pull:
     response: Response | None = None
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         """All of it, as it came to lie in the model where nobody corrects it: with the server's rate and momentum."""
         if self.response is None:
             return self.vectors.sum(dim=0)
-        return self.left(lambda left, vector: float(left(vector.new_zeros(1).double(), ())) * vector)
+
+        def flat(left: Filter, vectors: Tensor) -> Tensor:
+            return left(torch.zeros(1, dtype=torch.float64), ()).to(vectors) * vectors
+
+        return self.left(flat)
 
     def left(self, apply: Apply, stiffer: float = 1.0) -> Tensor:
         """What is left of it in the model at the end."""
-        return self._summed(apply, lambda response, row: answered(response, row, stiffer))
+        return apply(Answered(*self._known, stiffer), self.vectors).sum(dim=0)
 
     def held(self, apply: Apply) -> Tensor:
         """What is left of it in the server's momentum."""
-        return self._summed(apply, held)
+        return apply(Held(*self._known), self.vectors).sum(dim=0)
 
-    def _summed(self, apply: Apply, kind: Callable[[Response, Tensor], Filter]) -> Tensor:
+    @property
+    def _known(self) -> tuple[Response, Tensor]:
         if self.response is None or self.spreads is None:
             raise RequestError("How the clients trained is not known: record learning rate and steps with every round.")
-        rows = zip(self.spreads, self.vectors, strict=True)
-        return torch.stack([apply(kind(self.response, row), own) for row, own in rows]).sum(dim=0)
+        return self.response, self.spreads
 
 
 def recorded(state: ServerState, leaving: Sequence[str]) -> Pull:

@@ -27,7 +27,7 @@ Where it fails: the loss cannot see whether what comes back is the leaver's or t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -43,6 +43,7 @@ from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.federation.training.response import Response
+from expunge.unlearning.filters import Newton
 from expunge.unlearning.lengths import RetainedLoss, bottom, lowest, shortest
 from expunge.unlearning.recovery import RECOVERY_LENGTHS, strip_return, without_return
 from expunge.unlearning.retained import BATCH_SIZE, Retained
@@ -190,11 +191,7 @@ class Correction:
 
     def way(self, gradient: Tensor, towards: Tensor) -> Tensor:
         """What is subtracted at s = 1: ``(G + m)^-1 g``, whose opposite does not lead ``towards`` what was."""
-
-        def inverse(values: Tensor, names: Sequence[str]) -> Tensor:
-            round_ = self.response.travel(names) / len(self.response.rounds)
-            return 1.0 / (values + 1.0 / (PART_OF_A_ROUND * round_))
-
+        inverse = Newton(self.response, PART_OF_A_ROUND)
         return -strip_return(-self.curvature.apply(inverse, gradient), towards)
 
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from expunge.core.kronecker import Filter, KroneckerCurvature
-from expunge.core.krylov import conjugate_gradient, lanczos
+from expunge.core.krylov import Tridiagonal, conjugate_gradient, lanczos
 from expunge.core.preconditioner import sketched
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
@@ -149,9 +150,10 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     with measured(engine) as cost:
         pull = ready.pull(engine)
         product = ready.stay.product(state.model)
+        seen = partial(lanczos, product, iterations=options.iterations)
 
-        def apply(function: Filter, vector: Tensor) -> Tensor:
-            return lanczos(product, vector, options.iterations).apply(lambda values: function(values, ()))
+        def apply(function: Filter, vectors: Tensor) -> Tensor:
+            return torch.stack([_of_row(function, row, own) for row, own in enumerate(map(seen, vectors))])
 
         if options.filter == "none":
             step = pull.total
@@ -169,11 +171,16 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes))
 
 
+def _of_row(function: Filter, row: int, seen: Tridiagonal) -> Tensor:
+    """The function that belongs to this row, of the curvature as Lanczos saw it from there."""
+    return seen.apply(lambda values: function(values, ())[row])
+
+
 def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
     """What is subtracted at length 1, by the filter's name, the sharper first; refused before anybody is asked."""
     if kind == "damped" or (kind == "auto" and (pull.response is None or damping is not None)):
         left = damped(damping, pull.response)
-        return {"damped": lambda apply: apply(left, pull.total)}
+        return {"damped": lambda apply: apply(left, pull.total[None])[0]}
     if pull.response is None:
         raise RequestError("The training's response needs its learning rate, local steps and rounds.")
     gentler: dict[str, Step] = {"gentle": lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}

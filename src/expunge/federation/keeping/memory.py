@@ -33,7 +33,8 @@ from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, st
 from expunge.federation.keeping.stretches import Stretch, added
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
-from expunge.federation.training.response import Response, Work, spread
+from expunge.federation.training.response import Response
+from expunge.federation.training.works import Work, spread
 
 STRETCHES = 4
 """At most so many stretches of rounds are kept apart where it matters when a client pulled."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from expunge.errors import RequestError
 from expunge.federation.keeping.peaks import Peak
-from expunge.federation.training.response import Round, Work
+from expunge.federation.training.works import Round, Work
 
 ROUNDING = 1e-9
 """Shares that add up to one add up to a little less in floating point."""

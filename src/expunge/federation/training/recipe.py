@@ -13,14 +13,15 @@ client sends with its update (`second_moments`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from expunge.errors import RequestError
+from expunge.federation.training.recursions import powers, pulled_back, run, stable
 
 
 class ClientRule(Protocol):
@@ -36,6 +37,20 @@ class ClientRule(Protocol):
 
     def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
         """What so many steps leave of a displacement of 1 along directions of this curvature."""
+
+
+Numbers = float | Tensor
+"""A number, or several in a tensor that fits the curvature's."""
+
+
+@runtime_checkable
+class BatchedRule(Protocol):
+    """A client's optimiser whose recursions for several rates, moments and numbers of steps run side by side."""
+
+    def lefts(
+        self, curvature: Tensor, rate: Numbers, steps: Sequence[float], moment: Numbers = 0.0
+    ) -> Iterator[Tensor]:
+        """What is left after each of these numbers of steps, which rise; rates and moments fit the curvature."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +88,32 @@ class SGD:
         """For a reader."""
         return "SGD with momentum" if self.momentum else "SGD"
 
-    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:  # noqa: ARG002
-        """What so many steps leave of a displacement of 1; they are divided by no moment."""
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
+        """What so many steps leave of a displacement of 1."""
+        return next(self.lefts(curvature, rate, (steps,), moment))
+
+    def lefts(
+        self,
+        curvature: Tensor,
+        rate: Numbers,
+        steps: Sequence[float],
+        moment: Numbers = 0.0,  # noqa: ARG002
+    ) -> Iterator[Tensor]:
+        """The same after each of several numbers of steps; they are divided by no moment."""
         rigid = curvature + self.weight_decay
         if not self.momentum and not self.proximal_mu:
-            kept = _run(lambda x, same, _: (x - rate * rigid * x, same), curvature, steps)
-            return torch.where(rate * rigid > 2, 0.0, kept)
+            yield from powers(rate * rigid, steps)
+            return
 
         def step(x: Tensor, velocity: Tensor, number: int) -> tuple[Tensor, Tensor]:
-            gradient = rigid * x + self.proximal_mu * (x - 1)
+            gradient = pulled_back(rigid * x, x, self.proximal_mu)
             fresh = 1.0 if number == 1 else 1.0 - self.dampening  # torch's first momentum is the gradient itself
-            velocity = self.momentum * velocity + fresh * gradient
-            return x - rate * (gradient + self.momentum * velocity if self.nesterov else velocity), velocity
+            velocity = torch.add(fresh * gradient if fresh != 1 else gradient, velocity, alpha=self.momentum)
+            way = torch.add(gradient, velocity, alpha=self.momentum) if self.nesterov else velocity
+            return x - rate * way, velocity
 
-        return _stable(_run(step, curvature, steps))
+        start = torch.ones_like(rate * rigid)
+        yield from (stable(kept) for kept in run(step, start, steps))
 
 
 @dataclass(frozen=True)
@@ -126,17 +153,27 @@ class Adam:
 
     def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
         """What so many steps leave of a displacement of 1, where ``moment`` is the root mean square of a gradient."""
-        if not moment + self.eps > 0:
+        return next(self.lefts(curvature, rate, (steps,), moment))
+
+    def lefts(
+        self, curvature: Tensor, rate: Numbers, steps: Sequence[float], moment: Numbers = 0.0
+    ) -> Iterator[Tensor]:
+        """The same after each of several numbers of steps."""
+        least = moment if isinstance(moment, float) else float(moment.min())
+        if not least + self.eps > 0:
             raise RequestError(f"{self.name} was recorded without second moments: record them with every update.")
         first, length = self.betas[0], rate / (moment + self.eps)
-        inside, beside = (0.0, self.weight_decay) if self.decoupled else (self.weight_decay, 0.0)
+        rigid = curvature if self.decoupled else curvature + self.weight_decay
+        decay = self.weight_decay if self.decoupled else 0.0
+        start = torch.ones_like(rigid * length)
+        length = length if isinstance(length, Tensor) else start.new_tensor(length)
 
         def step(x: Tensor, mean: Tensor, number: int) -> tuple[Tensor, Tensor]:
-            gradient = (curvature + inside) * x + self.proximal_mu * (x - 1)
-            mean = first * mean + (1 - first) * gradient
-            return x * (1 - rate * beside) - length / (1 - first**number) * mean, mean
+            mean = torch.lerp(mean, pulled_back(rigid * x, x, self.proximal_mu), 1 - first)
+            beside = x * (1 - rate * decay) if decay else x
+            return torch.addcmul(beside, length, mean, value=-1 / (1 - first**number)), mean
 
-        return _stable(_run(step, curvature, steps))
+        yield from (stable(kept) for kept in run(step, start, steps))
 
 
 def AdamW(  # noqa: N802 - torch's name
@@ -172,9 +209,15 @@ class Measured:
     adaptive = False
     name = "an optimiser that is measured"
 
-    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:  # noqa: ARG002
+    def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
         """As SGD with the stated rate; it stands in until it has been measured."""
-        return SGD().left(curvature, rate, steps)
+        return SGD().left(curvature, rate, steps, moment)
+
+    def lefts(
+        self, curvature: Tensor, rate: Numbers, steps: Sequence[float], moment: Numbers = 0.0
+    ) -> Iterator[Tensor]:
+        """The same after each of several numbers of steps."""
+        return SGD().lefts(curvature, rate, steps, moment)
 
 
 @dataclass(frozen=True)
@@ -186,7 +229,14 @@ class Scaled:
 
     def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
         """What so many steps leave of a displacement of 1."""
-        return SGD().left(curvature, rate / moment if moment > 0 else 0.0, steps)
+        return next(self.lefts(curvature, rate, (steps,), moment))
+
+    def lefts(
+        self, curvature: Tensor, rate: Numbers, steps: Sequence[float], moment: Numbers = 0.0
+    ) -> Iterator[Tensor]:
+        """The same after each of several numbers of steps."""
+        moments = torch.as_tensor(moment, dtype=curvature.dtype, device=curvature.device)
+        return SGD().lefts(curvature, torch.where(moments > 0, rate / moments, 0.0), steps)
 
 
 @dataclass(frozen=True)
@@ -326,22 +376,6 @@ def second_moments(optimiser: torch.optim.Optimizer) -> list[float]:
             squares = state.get("max_exp_avg_sq", state["exp_avg_sq"])  # AMSGrad divides by the largest so far
             found.append(math.sqrt(float(squares.double().mean()) / bias))
     return found
-
-
-def _run(step: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]], curvature: Tensor, steps: float) -> Tensor:
-    """So many steps from a displacement of 1; part of a step is that part of the way to the next."""
-    x, second = torch.ones_like(curvature), torch.zeros_like(curvature)
-    for number in range(1, math.floor(steps) + 1):
-        x, second = step(x, second, number)
-    part = steps - math.floor(steps)
-    if part:
-        x = (1 - part) * x + part * step(x, second, math.floor(steps) + 1)[0]
-    return x
-
-
-def _stable(kept: Tensor) -> Tensor:
-    """Where steps would blow up, the curvature is not the training's: those who stay correct at once."""
-    return torch.where((kept.abs() <= 1.5) & torch.isfinite(kept), kept, 0.0)
 
 
 def _written(rule: Any) -> dict[str, Any]:
