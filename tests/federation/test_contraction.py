@@ -34,7 +34,7 @@ class Halving:
 
     def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
         assert all(isinstance(number, float) for number in (rate, moment))
-        return torch.where(curvature > 0, 0.5**steps * rate / moment, 1.0)
+        return torch.where(curvature > 0, torch.full_like(curvature, 0.5**steps * rate / moment), 1.0)
 
 
 def rounds(moments: int = 4) -> tuple[Round, ...]:

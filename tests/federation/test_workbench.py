@@ -11,6 +11,7 @@ from expunge.core.batch import Batch
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
+from expunge.federation.engines import local, workbench
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.engines.local_data import LocalData
@@ -106,6 +107,20 @@ def test_nothing_is_recorded_on_a_cpu():
     assert LocalEngine(mlp(), CrossEntropy(), clients(**COUNTS))._benches == []
 
 
+def test_few_steps_are_worth_few_benches(monkeypatch):
+    engine = LocalEngine(mlp(), CrossEntropy(), clients(**COUNTS))
+    monkeypatch.setattr(engine, "_records", True)
+    monkeypatch.setattr(engine, "_make_bench", lambda: Workbench(mlp(), CrossEntropy(), record=False))
+    monkeypatch.setattr(workbench, "RECORDING", 2)
+    used = []
+    own = local.side_by_side
+    monkeypatch.setattr(local, "side_by_side", lambda benches, runs: used.append(len(benches)) or own(benches, runs))
+    for rate in (0.1, 0.1, 0.1, 0.2):  # 12 steps each; another rate is recorded anew
+        engine.ask({name: Train(Snapshot.of(mlp()), 1, 4, rate, 0) for name in COUNTS})
+    assert used == [2, 3, 4, 2]
+    assert len(engine._benches) == 4
+
+
 def test_one_compilation_serves_all_benches():
     counter = CompileCounter()
     compiled = torch.compile(weighted_loss, backend=counter, dynamic=False)
@@ -122,18 +137,20 @@ def test_one_compilation_serves_all_benches():
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # what compiling imports
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("build", [mlp, norm_net])
-def test_recorded_steps_are_the_plain_ones(build, compiled):
+def test_recorded_steps_are_the_plain_ones(build, compiled, monkeypatch):
+    monkeypatch.setattr(workbench, "RECORDING", 0)
     model = build().cuda()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     data = {name: (inputs.cuda(), labels.cuda()) for name, (inputs, labels) in clients(**COUNTS).items()}
     engine = LocalEngine(model, CrossEntropy(l2=0.01), data, compiled=compiled)
-    assert len(engine._benches) == len(COUNTS)
+    assert engine._benches == []
     for rate, averaged in ((0.1, False), (0.2, True), (0.1, True)):  # another learning rate is recorded anew
         start = Snapshot.of(model)
         tasks = {name: Train(start, 3, 4, rate, seed, averaged=averaged) for seed, name in enumerate(data)}
         recorded = engine.ask(tasks)
+        assert len(engine._benches) == len(COUNTS)
         for name, task in tasks.items():
             plain = engine._clients[name].perform(task)
             torch.testing.assert_close(recorded[name].update, plain.update, rtol=1e-9, atol=1e-12)

@@ -94,6 +94,19 @@ class Batch:
         return tensor.dim() > 0 and len(tensor) == self.size
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Plain batches as one.
+
+    Example:
+        >>> len(joined([Batch.of(torch.ones(2, 3), torch.ones(2)), Batch.of(torch.ones(1, 3), torch.ones(1))]))
+        3
+    """
+    if len(batches) == 1:
+        return batches[0]
+    inputs = torch.cat([batch.inputs[0] for batch in batches])
+    return Batch.of(inputs, torch.cat([batch.targets for batch in batches]))
+
+
 Forward = Callable[[nn.Module, Batch], Tensor]
 """How a model is run on a batch, where calling it with the inputs is not enough."""
 

@@ -18,6 +18,7 @@ from expunge.core.losses import Loss, amount, objective
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
 from expunge.federation.engines.local_data import LocalData
+from expunge.federation.engines.looking import CHUNK, losses_of
 from expunge.federation.engines.workbench import WeightMean, Workbench, side_by_side
 from expunge.federation.messages.tasks import (
     FORWARD_COST,
@@ -40,8 +41,6 @@ from expunge.federation.messages.tasks import (
     Train,
     Trained,
 )
-
-CHUNK = 256
 
 BATCHES_AT_ONCE = 16
 """Training batches that are looked up together."""
@@ -243,15 +242,7 @@ class Client:
 
     @_perform.register
     def _(self, task: Losses) -> Sum:
-        count = len(self.data.available(task.exclude))
-        chosen = self._drawn(task.draw, task.exclude)
-        self._model.eval()
-        totals = []
-        for length in task.lengths:
-            moved = task.model.moved(task.model.parameters - length * task.direction)
-            totals.append(self._mean_loss(moved, chosen))
-        cost = FORWARD_COST * len(chosen) * len(task.lengths)
-        return Sum(torch.stack(totals) * count, count, cost)
+        return losses_of({self.data.name: self}, {self.data.name: task})[self.data.name]
 
     @_perform.register
     def _(self, task: NormStatistics) -> Buffers:
@@ -332,23 +323,36 @@ class Client:
             value = objective(self._loss, self._outputs(model, leaf, batch, twice=True), batch.targets, leaf)
             counts = amount(self._loss, batch.targets, len(batch))
             total, counted = total + torch.autograd.grad(value, leaf)[0] * counts, counted + counts
-        total = total / self._required(counted)
+        total = total / self.required(counted)
         if not bool(torch.isfinite(total).all()):
             raise NumericalError("A gradient is NaN or infinite: check the model and the data.")
         return total
 
-    def _mean_loss(self, model: Snapshot, chosen: Tensor) -> Tensor:
-        total, counted = torch.zeros((), dtype=model.parameters.dtype, device=model.parameters.device), 0.0
-        with torch.no_grad():
-            for part in torch.split(chosen, CHUNK):
-                batch = self._take(part)
-                outputs = self._outputs(model, model.parameters, batch)
-                counts = amount(self._loss, batch.targets, len(batch))
-                total += objective(self._loss, outputs, batch.targets, model.parameters) * counts
-                counted += counts
-        return total / self._required(counted)
+    @property
+    def l2(self) -> float:
+        """Of its loss."""
+        return self._loss.l2
 
-    def _required(self, counted: float) -> float:
+    def count(self, exclude: Indices) -> int:
+        """How many samples it has but these."""
+        return len(self.data.available(exclude))
+
+    def looked_at(self, task: Losses, size: int) -> Iterator[Batch]:
+        """The samples whose losses are asked for, so many at a time."""
+        return (self._take(part) for part in torch.split(self._drawn(task.draw, task.exclude), size))
+
+    def sample_losses(self, model: Snapshot, batch: Batch) -> Tensor:
+        """One loss for each sample, without the L2 term."""
+        self._model.eval()
+        with torch.no_grad():
+            outputs = self._outputs(model, model.parameters, batch)
+            return self._loss.per_sample(outputs, batch.targets).to(model.parameters)
+
+    def amount(self, batch: Batch) -> float:
+        """What the samples count together."""
+        return amount(self._loss, batch.targets, len(batch))
+
+    def required(self, counted: float) -> float:
         """What the samples count; refused where none does."""
         if not counted > 0:
             raise DataError(f"No label of client {self.data.name!r} counts (ignore_index): leave the client out.")

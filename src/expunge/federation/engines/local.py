@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -15,8 +17,9 @@ from expunge.errors import RequestError
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.local_data import Collate, Data, LocalData
-from expunge.federation.engines.workbench import SIDE_BY_SIDE, Workbench, can_record, side_by_side
-from expunge.federation.messages.tasks import Reply, Task, Train, payload_bytes
+from expunge.federation.engines.looking import losses_of, may_look_together
+from expunge.federation.engines.workbench import Workbench, can_record, side_by_side, worthwhile
+from expunge.federation.messages.tasks import Losses, Reply, Task, Train, payload_bytes
 
 
 class LocalEngine:
@@ -76,16 +79,10 @@ class LocalEngine:
             for name, data in datasets.items()
         }
         self._known_model: dict[str, str] = {}
-        self._benches = (
-            [
-                Workbench(
-                    copy.deepcopy(model) if compiled else shared_copy(model), loss, compiled=compiled, forward=forward
-                )
-                for _ in range(min(len(datasets), SIDE_BY_SIDE))
-            ]
-            if can_record(model)
-            else []
-        )
+        self._make_bench = partial(_bench, workbench, loss, compiled=compiled, forward=forward)
+        self._records = can_record(model)
+        self._benches: list[Workbench] = []  # made when somebody trains: they take memory
+        self._steps: Counter[object] = Counter()  # that were made of each kind, so that many are worth more benches
 
     def clients(self) -> dict[str, int]:
         """Names and sample counts."""
@@ -121,17 +118,40 @@ class LocalEngine:
         return replies
 
     def _performed(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
-        """All replies: one client after another, but trainings side by side where a GPU can, the largest first."""
-        trainings = {name: task for name, task in tasks.items() if isinstance(task, Train) and self._benches}
+        """All replies: one client after another, but losses together, and trainings side by side where a GPU can."""
+        trainings = {name: task for name, task in tasks.items() if isinstance(task, Train)}
+        trainings = trainings if self._records or self._benches else {}
         largest = sorted(trainings, key=lambda name: -self._samples(name, trainings[name]))
         runs = {name: partial(self._clients[name].training, trainings[name]) for name in largest}
-        replies: dict[str, Reply] = dict(side_by_side(self._benches, runs))
+        replies: dict[str, Reply] = dict(side_by_side(self._enough_benches(trainings), runs))
+        losses = {name: task for name, task in tasks.items() if isinstance(task, Losses)}
+        if may_look_together(losses.values()):
+            replies |= losses_of(self._clients, losses)
         for name, task in tasks.items():
             if name not in replies:
                 replies[name] = self._clients[name].perform(task)
         return {name: replies[name] for name in tasks}
 
+    def _enough_benches(self, tasks: Mapping[str, Train]) -> list[Workbench]:
+        """As many as these trainings are worth, with those before that made the same steps."""
+        if not self._records or not tasks:
+            return self._benches
+        task = next(iter(tasks.values()))
+        kind = task.optimiser, task.batch_size, task.optimiser.adaptive or task.learning_rate
+        self._steps[kind] += sum(
+            own.epochs * math.ceil(self._samples(name, own) / own.batch_size) for name, own in tasks.items()
+        )
+        wanted = worthwhile(self._steps[kind], len(tasks))
+        while len(self._benches) < wanted:
+            self._benches.append(self._make_bench())
+        return self._benches[:wanted]
+
     def _samples(self, name: str, task: Train) -> int:
         """How many samples a client trains on in an epoch."""
         left = len(self._clients[name].data) - len(set(task.exclude))
         return left if task.draw is None else min(left, task.draw.size)
+
+
+def _bench(model: nn.Module, loss: Loss, *, compiled: bool, forward: Forward | None) -> Workbench:
+    own = copy.deepcopy(model) if compiled else shared_copy(model)
+    return Workbench(own, loss, compiled=compiled, forward=forward)

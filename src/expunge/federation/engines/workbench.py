@@ -24,8 +24,11 @@ from expunge.federation.training.recipe import SGD, Adam, second_moments
 SIDE_BY_SIDE = 16
 """How many clients train at once; more would only fill the memory."""
 
-WARM_UP = 3
-"""Steps before recording: libraries choose their kernels in the first ones."""
+WARM_UP = 1
+"""Steps before recording, after a first one in which libraries choose their kernels."""
+
+RECORDING = 80
+"""A recording takes about as long as so many recorded steps: few steps are worth few benches."""
 
 
 def weighted_loss(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -199,8 +202,13 @@ class Workbench:
             plain()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=self._stream):
-            plain()
+        # Not with torch.cuda.graph(), which first gives all memory back that is cached: that takes longer than all else.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin()
+            try:
+                plain()
+            finally:
+                graph.capture_end()
         before.write_to(self.model)  # warming up moved it: by weight decay, and batch norm's statistics
         self._forget_steps()
         return graph.replay
@@ -239,6 +247,19 @@ class Workbench:
             for weight in self._parameters:
                 if weight.grad is not None:
                     weight.grad.add_(weight.detach(), alpha=self._loss.l2)
+
+
+def worthwhile(steps: float, most: int) -> int:
+    """How many benches are worth their recordings for so many steps: b of them, where ``b^2`` recordings take as long.
+
+    Example:
+        >>> [worthwhile(steps, 10) for steps in (10, 500, 100_000)]
+        [1, 2, 10]
+    """
+    benches = 1
+    while benches < min(most, SIDE_BY_SIDE) and (benches + 1) ** 2 * RECORDING <= steps:
+        benches += 1
+    return benches
 
 
 class WeightMean:
