@@ -1,5 +1,8 @@
 """Layers beside the linear one they are, norms beside the exact diagonal, and sides that are too wide or too large."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +10,7 @@ from torch import Tensor, nn
 from core.dense_curvature import DOUBLE, curvature_of, dense, gauss_newton, labelled, seeded
 from expunge.core import eigen, factors
 from expunge.core.batch import Batch
-from expunge.core.eigen import basis
+from expunge.core.eigen import bases
 from expunge.core.factors import kronecker_factors
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.losses import CrossEntropy, SquaredError
@@ -222,7 +225,7 @@ def test_of_a_wide_side_the_strongest_directions_are_exact_and_the_rest_share_th
     rotation = torch.linalg.qr(torch.randn(30, 30, generator=seeded(), dtype=DOUBLE)).Q
     values = torch.cat([torch.tensor([50.0, 20.0, 9.0], dtype=DOUBLE), torch.linspace(0, 0.1, 27, dtype=DOUBLE)])
     matrix = rotation @ torch.diag(values) @ rotation.T
-    found = basis([matrix], 3)
+    found = bases([[matrix]], [3])[0]
     assert found.is_partial
     assert torch.allclose(found.values[0, :3].sort(descending=True).values, values[:3], rtol=1e-6)
     assert float(found.values[0, 3]) == pytest.approx(0.05)
@@ -304,3 +307,30 @@ def test_a_tied_weight_has_the_products_of_both_its_uses() -> None:
     total = of_table + of_head
     assert float((found.diagonal().sum() - total.diagonal().sum()).abs() / total.diagonal().sum()) < 1e-9
     assert float((found - total).norm() / total.norm()) < 0.5  # of a sum its diagonal in the summed factors' vectors
+
+
+def test_sides_of_one_length_together_are_each_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = torch.Generator().manual_seed(0)
+    roots = [torch.randn(side, side, generator=chance, dtype=torch.float64) for side in (3, 5, 3, 4, 3, 5, 5)]
+    sides = [[root @ root.T, torch.eye(len(root)).double()][: 1 + number % 2] for number, root in enumerate(roots)]
+    strongest = [None, 2, None, None, 9, None, None]
+    alone = [bases([side], [most])[0] for side, most in zip(sides, strongest, strict=True)]
+    for numbers in (1, 18, 1 << 20):
+        monkeypatch.setattr(eigen, "TOGETHER", numbers)
+        for found, expected in zip(bases(sides, strongest), alone, strict=True):
+            torch.testing.assert_close(found.values, expected.values)
+            torch.testing.assert_close(found.vectors, expected.vectors)
+
+
+def test_a_model_that_is_changed_is_looked_at_again() -> None:
+    model, batch = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval(), Batch.of(torch.ones(2, 3))
+    batch = replace(batch, targets=torch.tensor([0, 1]))
+    before = kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy())
+    again = kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy())
+    assert torch.equal(before.values, again.values)
+    model[1] = nn.LayerNorm(4).eval()
+    fresh = copy.deepcopy(model)
+    after, expected = (kronecker_factors(own, Snapshot.of(own), batch, CrossEntropy()) for own in (model, fresh))
+    assert torch.equal(after.values, expected.values)
+    model[2].weight.requires_grad_(False)
+    assert [block.name for block in kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy()).blocks] == ["0"]

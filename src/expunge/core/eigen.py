@@ -18,6 +18,10 @@ CUBES = {"cpu": 2.5e10, "cuda": 1e12}
 """The sum of cubed sides whose eigenvectors are all taken: a dozen seconds of one core, a few of a GPU."""
 
 
+TOGETHER = 1 << 27
+"""At most so many numbers are diagonalised together."""
+
+
 @dataclass(frozen=True, eq=False)
 class Basis:
     """Eigenvectors of a side, the eigenvalues of one or two terms in them, and one more value for the rest.
@@ -71,26 +75,51 @@ def diagonal_basis(values: Sequence[Tensor]) -> Basis:
     return Basis(torch.stack(list(values)).clamp(min=0.0), None, len(values[0]))
 
 
-def basis(matrices: Sequence[Tensor], strongest: int | None) -> Basis:
-    """Eigenvectors of the sum of symmetric matrices without negative eigenvalues, and each one's diagonal in them.
+def bases(sides: Sequence[Sequence[Tensor]], strongest: Sequence[int | None]) -> list[Basis]:
+    """Eigenvectors of sums of symmetric matrices without negative eigenvalues, and each one's diagonal in them.
+
+    Sides of one length are diagonalised together, which a GPU does side by side.
 
     Args:
-        matrices: one, whose eigenvalues these then are, or two.
-        strongest: so many of them alone; None is all, taken in double precision.
+        sides: of each side one matrix, whose eigenvalues these then are, or a few.
+        strongest: of each side so many of them alone; None is all, taken in double precision.
 
     Example:
-        >>> found = basis([torch.diag(torch.tensor([3.0, 1.0, 2.0]))], 1)
-        >>> [round(value, 4) for value in found.values[0].tolist()]
+        >>> found = bases([[torch.diag(torch.tensor([3.0, 1.0, 2.0]))]], [1])
+        >>> [round(value, 4) for value in found[0].values[0].tolist()]
         [3.0, 1.5]
     """
-    total, side = sum(matrices[1:], start=matrices[0]), len(matrices[0])
-    if strongest is None or strongest >= side:
-        values, vectors = _eigenvectors(total.double())
-        rows = [values]
-        if len(matrices) > 1:
-            rows = [(vectors * (each.double() @ vectors)).sum(dim=0) for each in matrices]
-        return Basis(torch.stack(rows).clamp(min=0.0), vectors.to(total), side)
-    vectors = _strongest(total, strongest)
+    found: dict[int, Basis] = {}
+    alike: dict[int, list[int]] = {}
+    for number, (matrices, most) in enumerate(zip(sides, strongest, strict=True)):
+        side = len(matrices[0])
+        if most is None or most >= side:
+            alike.setdefault(side, []).append(number)
+        else:
+            found[number] = _partial_basis(matrices, most)
+    for side, numbers in alike.items():
+        at_once = max(1, TOGETHER // side**2)
+        for start in range(0, len(numbers), at_once):
+            some = numbers[start : start + at_once]
+            totals = torch.stack([_total(sides[number]).double() for number in some])
+            for number, values, vectors in zip(some, *_eigenvectors(totals), strict=True):
+                found[number] = _whole_basis(sides[number], values, vectors)
+    return [found[number] for number in range(len(sides))]
+
+
+def _total(matrices: Sequence[Tensor]) -> Tensor:
+    return sum(matrices[1:], start=matrices[0])
+
+
+def _whole_basis(matrices: Sequence[Tensor], values: Tensor, vectors: Tensor) -> Basis:
+    rows = [values]
+    if len(matrices) > 1:
+        rows = [(vectors * (each.double() @ vectors)).sum(dim=0) for each in matrices]
+    return Basis(torch.stack(rows).clamp(min=0.0), vectors.to(matrices[0]), len(vectors))
+
+
+def _partial_basis(matrices: Sequence[Tensor], strongest: int) -> Basis:
+    side, vectors = len(matrices[0]), _strongest(_total(matrices), strongest)
     rows = [(vectors * (each @ vectors)).sum(dim=0).double() for each in matrices]
     rest = [(each.trace() - row.sum()) / (side - strongest) for each, row in zip(matrices, rows, strict=True)]
     joined = [torch.cat([row, mean[None]]) for row, mean in zip(rows, rest, strict=True)]
@@ -125,14 +154,14 @@ def _strongest(matrix: Tensor, count: int) -> Tensor:
     return columns @ inner[:, -count:].to(columns)
 
 
-def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix without negative ones.
+def _eigenvectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of symmetric matrices without negative ones.
 
     Where divide and conquer does not converge, as with many equal eigenvalues, the singular vectors are the same.
     """
     try:
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = torch.linalg.eigh(matrices)
     except RuntimeError:  # torch.linalg.LinAlgError is one
-        vectors, values, _ = torch.linalg.svd(matrix)
-        return values.flip(0), vectors.flip(1)
+        vectors, values, _ = torch.linalg.svd(matrices)
+        return values.flip(-1), vectors.flip(-1)
     return values, vectors

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from expunge.core.eigen import STRONGEST, Basis, basis, diagonal_basis, too_wide
+from expunge.core.eigen import STRONGEST, Basis, bases, diagonal_basis, too_wide
 from expunge.core.vectors import Layout
 from expunge.errors import DataError
 
@@ -124,30 +124,25 @@ class KroneckerCurvature:
         self._l2 = max(float(factors.values[-1]), 0.0)  # as below: what is negative was not made by honest samples
         dense = [side for block in factors.blocks for side, diagonal in block.sides if not diagonal]
         self._widest = too_wide(dense, factors.values.device.type)
-        self._bases: list[_Diagonalised] = []
-        at = 0
+        at, parts = 0, list[list[Tensor]]()
         for block in factors.blocks:
-            self._bases.append(self._diagonalised(block, factors.values[at : at + block.numbers]))
+            parts += _parts(block, factors.values[at : at + block.numbers])
             at += block.numbers
+        self._bases = self._diagonalised(factors.blocks, parts)
         self._diagonal = {}
         for name, size in rest:
             self._diagonal[name] = factors.values[at : at + size].double().clamp(min=0.0)
             at += size
 
-    def _diagonalised(self, block: Block, values: Tensor) -> _Diagonalised:
-        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-        at = 0
-        for _ in range(block.terms):
-            for (side, diagonal), found in zip(block.sides, parts, strict=True):
-                numbers = side if diagonal else triangle(side)
-                part = values[at : at + numbers]
-                found.append(part.double() if diagonal else _symmetric(part, side))
-                at += numbers
-        of_inputs, of_outputs = (
-            diagonal_basis(found) if diagonal else basis(found, STRONGEST if side > self._widest else None)
-            for (side, diagonal), found in zip(block.sides, parts, strict=True)
-        )
-        return _Diagonalised(block, of_inputs, of_outputs, of_outputs.values.T @ of_inputs.values)
+    def _diagonalised(self, blocks: Sequence[Block], parts: list[list[Tensor]]) -> list[_Diagonalised]:
+        """Of each block, given the factors of its inputs and of its outputs one after another."""
+        sides = [(own, diagonal) for block in blocks for own, diagonal in block.sides]
+        dense = [number for number, (_, diagonal) in enumerate(sides) if not diagonal]
+        strongest = [STRONGEST if sides[number][0] > self._widest else None for number in dense]
+        found = dict(zip(dense, bases([parts[number] for number in dense], strongest), strict=True))
+        every = [found[number] if number in found else diagonal_basis(own) for number, own in enumerate(parts)]
+        pairs = zip(blocks, every[::2], every[1::2], strict=True)
+        return [_Diagonalised(block, one, other, other.values.T @ one.values) for block, one, other in pairs]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -260,6 +255,19 @@ def triangle(side: int) -> int:
         6
     """
     return side * (side + 1) // 2
+
+
+def _parts(block: Block, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The factors of a block's inputs and of its outputs, one for each term."""
+    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    at = 0
+    for _ in range(block.terms):
+        for (side, diagonal), found in zip(block.sides, parts, strict=True):
+            numbers = side if diagonal else triangle(side)
+            part = values[at : at + numbers]
+            found.append(part.double() if diagonal else _symmetric(part, side))
+            at += numbers
+    return parts
 
 
 def _symmetric(values: Tensor, side: int) -> Tensor:

@@ -219,6 +219,23 @@ class Snapshot:
             for name, tensor in own.items():
                 theirs[names[name]].copy_(tensor)
 
+    def is_same(self, other: Snapshot) -> bool:
+        """Whether it is the same model; quicker than digests where both are at hand.
+
+        Example:
+            >>> one, two = (Snapshot(torch.ones(2), {}) for _ in range(2))
+            >>> one.is_same(two), one.is_same(one.moved(torch.zeros(2)))
+            (True, False)
+        """
+        if self is other:
+            return True
+        own, others = {"": self.parameters, **self.buffers}, {"": other.parameters, **other.buffers}
+        if own.keys() != others.keys():
+            return False
+        pairs = [(tensor, others[name]) for name, tensor in own.items()]
+        alike = all(a.dtype == b.dtype and a.shape == b.shape and a.device == b.device for a, b in pairs)
+        return alike and all(a is b or torch.equal(a, b) for a, b in pairs)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of parameters and buffers: two snapshots are the same model if and only if it agrees."""

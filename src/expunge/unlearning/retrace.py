@@ -34,6 +34,7 @@ from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Measured
 from expunge.unlearning.filters import damped
+from expunge.unlearning.lazily import Lazily
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.preparation import (
     away_warnings,
@@ -124,8 +125,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         if coupled:
             curvature = curvature.coupled(pull.total, ready.stay.product(state.model)(pull.total))
         reach = _reach(state, pull, ready.parties) if curvature.layers > 1 else 1.0
-        steps = {kind: reach * step(curvature.apply) for kind, step in filters.items()}
-        expected = {kind: curvature.quadratic(step) / 2 for kind, step in steps.items()}
+        steps = Lazily({kind: partial(_scaled, reach, step, curvature) for kind, step in filters.items()})
+        expected = Lazily({kind: partial(_expected, steps, kind, curvature) for kind in filters})
         corrects = pull.response is not None and options.may_correct
         repairs = _corrections(engine, state, curvature, pull, options) if corrects else lambda _: ready.recovery
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
@@ -169,6 +170,15 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     details = {"source": pull.source, "solver": "krylov", "damping": _cut_off(pull, options), "solves": solves}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes))
+
+
+def _scaled(reach: float, step: Step, curvature: KroneckerCurvature) -> Tensor:
+    return reach * step(curvature.apply)
+
+
+def _expected(steps: Mapping[str, Tensor], kind: str, curvature: KroneckerCurvature) -> float:
+    """What a step costs those who stay, by its own curvature."""
+    return curvature.quadratic(steps[kind]) / 2
 
 
 def _of_row(function: Filter, row: int, seen: Tridiagonal) -> Tensor:

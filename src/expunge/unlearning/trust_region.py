@@ -127,14 +127,14 @@ def take(
         bounds: what it may cost them, and in which lengths it is tried.
         following: what follows, where this is the last step.
     """
-    for step in steps.values():
-        require_finite(step)
     if bounds.tau is None:
         name, step = next(iter(steps.items()))
+        require_finite(step)
         whole = Trial(1.0, stay.statistics(model.moved(model.parameters - step)), {})
         return _followed(stay, _record(name, step, 1.0, {}), whole, following)[0]
     taken = Taken({}, model)
     for name, room, tried in _tries(tuple(steps), bounds.lengths, following is not None and following.may_cost_more):
+        require_finite(steps[name])
         allowed = bounds.allowed(name)
         trial, losses = longest_safe(stay.trials(model, steps[name], tried), room * allowed)
         record = _record(name, steps[name], trial.length if trial is not None else None, losses)

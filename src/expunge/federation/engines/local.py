@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import torch
 from torch import nn
 
 from expunge.core.batch import Forward
 from expunge.core.losses import Loss
-from expunge.core.vectors import shared_copy
+from expunge.core.vectors import Snapshot, shared_copy
 from expunge.errors import RequestError
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.engine import Cost
@@ -20,6 +21,9 @@ from expunge.federation.engines.local_data import Collate, Data, LocalData
 from expunge.federation.engines.looking import losses_of, may_look_together
 from expunge.federation.engines.workbench import Workbench, can_record, side_by_side, worthwhile
 from expunge.federation.messages.tasks import Losses, Reply, Task, Train, payload_bytes
+
+_NOTHING = Snapshot(torch.empty(0), {})
+"""What a client knows before it is sent a model."""
 
 
 class LocalEngine:
@@ -78,7 +82,7 @@ class LocalEngine:
             )
             for name, data in datasets.items()
         }
-        self._known_model: dict[str, str] = {}
+        self._known_model: dict[str, Snapshot] = {}
         self._make_bench = partial(_bench, workbench, loss, compiled=compiled, forward=forward)
         self._records = can_record(model)
         self._benches: list[Workbench] = []  # made when somebody trains: they take memory
@@ -105,9 +109,14 @@ class LocalEngine:
         unknown = [name for name in tasks if name not in self._clients]
         if unknown:
             raise RequestError(f"No client {unknown[0]!r} can be reached; there are {', '.join(self._clients)}.")
+        compared: dict[tuple[int, int], bool] = {}  # mostly all know one model and are sent another
         for name, task in tasks.items():
-            self.cost.bytes_down += payload_bytes(task, self._known_model.get(name))
-            self._known_model[name] = task.model.digest
+            known = self._known_model.get(name, _NOTHING)
+            pair = id(known), id(task.model)
+            if pair not in compared:
+                compared[pair] = task.model.is_same(known)
+            self.cost.bytes_down += payload_bytes(task, model_is_known=compared[pair])
+            self._known_model[name] = task.model
         self.cost.rounds += 1
         replies = self._performed(tasks)
         for reply in replies.values():

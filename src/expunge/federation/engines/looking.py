@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from expunge.core.batch import Batch, joined
-from expunge.federation.messages.tasks import FORWARD_COST, Losses, Sum
-
-if TYPE_CHECKING:
-    from expunge.federation.engines.client import Client
+from expunge.core.vectors import Snapshot
+from expunge.federation.messages.tasks import FORWARD_COST, Indices, Losses, Sum
 
 CHUNK = 256
 SMALL_MODEL, MANY = 10_000_000, 2048
 """Samples in one pass: more of them through a model of fewer parameters."""
 
 Part = tuple[str, Batch]
+
+
+class Looking(Protocol):
+    """What a client tells of its samples."""
+
+    @property
+    def l2(self) -> float:
+        """Of its loss."""
+
+    def count(self, exclude: Indices) -> int:
+        """How many samples it has but these."""
+
+    def looked_at(self, task: Losses, size: int) -> Iterator[Batch]:
+        """The samples whose losses are asked for, so many at a time."""
+
+    def sample_losses(self, model: Snapshot, batch: Batch) -> Tensor:
+        """One loss for each sample, without the L2 term."""
+
+    def amount(self, batch: Batch) -> float:
+        """What the samples count together."""
+
+    def required(self, counted: float) -> float:
+        """What the samples count; refused where none does."""
 
 
 def may_look_together(tasks: Iterable[Losses]) -> bool:
@@ -32,7 +53,7 @@ def may_look_together(tasks: Iterable[Losses]) -> bool:
     return len(asked) == 1
 
 
-def losses_of(clients: Mapping[str, Client], tasks: Mapping[str, Losses]) -> dict[str, Sum]:
+def losses_of(clients: Mapping[str, Looking], tasks: Mapping[str, Losses]) -> dict[str, Sum]:
     """Each client's sum of losses at each length; their samples go through the model together.
 
     Args:

@@ -202,7 +202,7 @@ class Workbench:
             plain()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # Not with torch.cuda.graph(), which first gives all memory back that is cached: that takes longer than all else.
+        # Not with torch.cuda.graph(), which first gives all cached memory back: that takes longer than all else.
         with torch.cuda.stream(self._stream):
             graph.capture_begin()
             try:

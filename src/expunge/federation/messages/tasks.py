@@ -214,7 +214,7 @@ class Buffers:
 Reply = Trained | Sum | Solved | Buffers
 
 
-def payload_bytes(message: Task | Reply | Solution, known_model: str | None = None) -> int:
+def payload_bytes(message: Task | Reply | Solution, *, model_is_known: bool = False) -> int:
     """Bytes of all tensors in a message; a model that the receiver knows already is only named.
 
     Example:
@@ -224,17 +224,17 @@ def payload_bytes(message: Task | Reply | Solution, known_model: str | None = No
     """
     total = 0
     for part in fields(message):
-        total += _value_bytes(getattr(message, part.name), known_model)
+        total += _value_bytes(getattr(message, part.name), model_is_known)
     return total
 
 
-def _value_bytes(value: Any, known_model: str | None) -> int:
+def _value_bytes(value: Any, model_is_known: bool) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, Snapshot):
-        return 0 if value.digest == known_model else value.stored_bytes
+        return 0 if model_is_known else value.stored_bytes
     if isinstance(value, Solution):
         return payload_bytes(value)
     if isinstance(value, Mapping):
-        return sum(_value_bytes(entry, known_model) for entry in value.values())
+        return sum(_value_bytes(entry, model_is_known) for entry in value.values())
     return 0
