@@ -334,3 +334,54 @@ def test_a_model_that_is_changed_is_looked_at_again() -> None:
     assert torch.equal(after.values, expected.values)
     model[2].weight.requires_grad_(False)
     assert [block.name for block in kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy()).blocks] == ["0"]
+
+
+class Placed(nn.Module):
+    """Tokens with a place each and one more in front, a mean that all samples share, and a scale of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(1, 4, 3, generator=seeded(), dtype=DOUBLE))
+        self.front = nn.Parameter(torch.randn(1, 1, 3, generator=seeded(), dtype=DOUBLE))
+        self.mean = nn.Parameter(torch.randn(1, 1, 2, generator=seeded(), dtype=DOUBLE))
+        self.layer = nn.Linear(3, 2).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits; places are cut to the tokens that there are."""
+        tokens = inputs + self.place[:, : inputs.shape[1]]
+        tokens = torch.cat([self.front.expand(len(inputs), -1, -1), tokens], dim=1)
+        return self.layer(tokens.tanh()).mean(dim=1) * self.mean.mean(dim=0)
+
+
+def test_what_is_added_to_every_sample_has_its_exact_diagonal_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Placed().eval()
+    inputs = torch.randn(50, 3, 3, generator=seeded(), dtype=DOUBLE)
+    passes: list[int] = []
+    monkeypatch.setattr(factors._Pass, "add", _counted(passes, factors._Pass.add))
+    with pytest.MonkeyPatch.context() as fixed:
+        model.mean.requires_grad_(False)
+        fixed.setattr(SquaredError, "sampled_gradients", lambda _, outputs, *__: torch.ones_like(outputs))
+        found = kronecker_factors(model, Snapshot.of(model), labelled(inputs), SquaredError())
+    assert passes == [50]
+    squares = {name: torch.zeros_like(getattr(model, name)) for name in ("place", "front")}
+    for one in inputs:
+        gradients = torch.autograd.grad(model(one[None]).sum(), [model.place, model.front])
+        for name, gradient in zip(squares, gradients, strict=True):
+            squares[name] += gradient.square() / len(inputs)
+    expected = torch.cat([own.flatten() for own in squares.values()])
+    torch.testing.assert_close(found.values[-1 - len(expected) : -1], expected)
+    assert squares["place"][0, 3].abs().sum() == 0  # no token was there
+
+
+def test_what_all_samples_share_in_another_way_is_estimated() -> None:
+    model = Placed().eval()
+    sample = labelled(torch.randn(1, 3, 3, generator=seeded(), dtype=DOUBLE))
+    assert factors._Pass(model, Snapshot.of(model), sample, None).estimated == ["mean"]
+
+
+def _counted(passes, add):
+    def counted(self, batch, *given, **more):
+        passes.append(len(batch))
+        return add(self, batch, *given, **more)
+
+    return counted

@@ -4,9 +4,10 @@ The gradients are those of targets drawn from the model's own predictions, not o
 Gauss-Newton matrix.
 
 Parameters of other layers get the diagonal. Of a norm's scale and shift, and of a bias alone, a sample's gradient is a
-sum over its positions of what the hooks see anyway. Of the rest (recurrent layers, grouped convolutions, parameters
-outside all layers) it is estimated: with random signs, the gradient of a few samples together has, in expectation, the
-sum of their squares as its square.
+sum over its positions of what the hooks see anyway. What is added to every sample, as places and class tokens are, is
+given to each as a row of its own, whose gradient is the sample's. Of the rest (recurrent layers, grouped convolutions,
+other parameters outside all layers) it is estimated: with random signs, the gradient of a few samples together has, in
+expectation, the sum of their squares as its square.
 
 An embedding whose weight is also that of the output layer has the products of both; what is left out is the curvature
 between the two uses.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -106,6 +107,7 @@ class _Pass:
         self._alone = {own for own, count in self._owners.items() if count == 1}
         self.answers = 0
         self._last: Any = None
+        self._by_sample: set[str] = set()
         products, scales = self._products(), self._scales()
         calls = self._known_calls([*chain.from_iterable(products.values()), *scales.values()], sample)
         self._layers = {name: own for name, own in products.items() if all(layer in calls for layer in own)}
@@ -119,7 +121,9 @@ class _Pass:
         self._scaling = {name: scales[name] for name in self._told}
         told = {_joined(name, own) for name, names in self._told.items() for own in names}
         self.others = [name for name, _ in layout.shapes if name not in covered]
-        self.estimated = [name for name in self.others if name not in told]
+        untold = [name for name in self.others if name not in told]
+        self._by_sample = {name for name in untold if self._is_added_to_samples(name, sample)}
+        self.estimated = [name for name in untold if name not in self._by_sample]
         self._inputs = {block.name: self._zeros(block, 0) for block in self.blocks}
         self._outputs = {block.name: self._zeros(block, 1) for block in self.blocks}
         self._squares = {name: torch.zeros_like(self._own[name]) for name in self.others}
@@ -166,14 +170,41 @@ class _Pass:
         layers = list(dict.fromkeys(layers))
         form = tuple((own.shape, own.dtype) for own in sample.tensors()), self._run, *map(id, layers)
         known = _PROBED.get(self._model)
-        if known is None or known[0] != form:
+        if known is None or known.form != form:
             found = self._probed(layers, sample)
             last = layers.index(self._last) if self._last is not None else None
-            # By number: a layer may be the model itself, which then would never be let go.
-            _PROBED[self._model] = known = form, [found.get(layer) for layer in layers], self.answers, last
-        _, calls, self.answers, last = known
-        self._last = layers[last] if last is not None else None
-        return {layer: own for layer, own in zip(layers, calls, strict=True) if own is not None}
+            known = _Probed(form, [found.get(layer) for layer in layers], self.answers, last, {})
+            _PROBED[self._model] = known
+        self.answers, self._last = known.answers, layers[known.last] if known.last is not None else None
+        return {layer: own for layer, own in zip(layers, known.calls, strict=True) if own is not None}
+
+    def _is_added_to_samples(self, name: str, sample: Batch) -> bool:
+        """Whether a parameter as places or a class token have it is every sample's own row, where it has one for each.
+
+        Tried: with another row for the second of three samples, its outputs are those of that row, the others' stay.
+        """
+        own, known = self._own[name], _PROBED[self._model].by_sample
+        if own.dim() < 3 or len(own) != 1:
+            return False
+        if name not in known:
+            three = sample.take(torch.zeros(3, dtype=torch.int64))
+            chance = torch.Generator().manual_seed(0)
+            moved = own + (1.0 + own.abs().mean()) * torch.randn(own.shape, generator=chance).to(own)
+            rows = torch.cat([own, moved, own])
+            try:
+                with torch.no_grad():
+                    plain, others, mixed = (self._outputs_with(name, tensor, three) for tensor in (own, moved, rows))
+                wanted = torch.stack([plain[0], others[1], plain[2]])
+                effect = torch.linalg.vector_norm((others[1] - plain[1]).double())
+                seen = effect > 1e-2 * torch.linalg.vector_norm(plain[1].double())
+                known[name] = bool(seen & (torch.linalg.vector_norm((mixed - wanted).double()) <= 1e-3 * effect))
+            except (RuntimeError, ValueError):  # it does not take as many rows
+                known[name] = False
+        return known[name]
+
+    def _outputs_with(self, name: str, tensor: Tensor, batch: Batch) -> Tensor:
+        tensors = {**self._own, name: tensor, **self._snapshot.buffers}
+        return run(self._model, batch, self._run, tensors=tensors, twice=True)
 
     def _probed(self, layers: list[Any], sample: Batch) -> dict[Any, list[_Call]]:
         """How each layer is called by the forward pass; torch's attention has one that it never calls.
@@ -217,7 +248,12 @@ class _Pass:
 
     def _forward(self, batch: Batch, hooks: list[tuple[Any, Hook]]) -> tuple[Tensor, dict[str, Tensor]]:
         """The outputs, with hooks on layers while they are made, and the tensors that they can be differentiated in."""
-        tensors = {name: part.detach().requires_grad_() for name, part in self._own.items()}
+        tensors = {
+            name: (part.expand(len(batch), *part.shape[1:]) if name in self._by_sample else part)
+            .detach()
+            .requires_grad_()
+            for name, part in self._own.items()
+        }
         handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
         try:
             own = {**tensors, **self._snapshot.buffers}
@@ -241,6 +277,8 @@ class _Pass:
         for name, gradient in zip(self._own, gradients, strict=True):
             if name in self._of_samples:
                 self._squares[name] += self._of_samples[name].square().sum(dim=0)
+            elif name in self._by_sample and gradient is not None:
+                self._squares[name] += gradient.square().sum(dim=0, keepdim=True)
             elif name in self._squares and gradient is not None:
                 self._squares[name] += gradient.square()
 
@@ -320,7 +358,17 @@ class _Call:
         self.over_tokens, self.by_sample, self.scales = over_tokens, by_sample, scales
 
 
-_PROBED: WeakKeyDictionary[nn.Module, tuple[object, list[list[_Call] | None], int, int | None]] = WeakKeyDictionary()
+class _Probed(NamedTuple):
+    """What was found out of a model: layers by number, since one may be the model, which then would never be let go."""
+
+    form: object
+    calls: list[list[_Call] | None]
+    answers: int
+    last: int | None
+    by_sample: dict[str, bool]
+
+
+_PROBED: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 """The last that was found out of each model."""
 
 

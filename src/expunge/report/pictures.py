@@ -35,6 +35,10 @@ _FIGURES = {
         "Marks are measured, trained minus retrained from the same start, and as large as the share of the pull that"
         " they hold; bars reach from the lowest to the highest seed. Lines are what the step takes for left.",
     ),
+    "scaling": (
+        "Seconds and peak memory of a request and of retraining, by the number of parameters, both axes logarithmic",
+        "A mark is a model. Of large ones one round of retraining was timed, and all take as many times as long.",
+    ),
     "persistence": (
         "Success of the backdoor after more rounds of those who stay, beside retrained models that went on alike",
         "Forgotten means: nothing comes up on the left, and the marks in the middle lie at 0. Thin lines are single"

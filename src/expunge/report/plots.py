@@ -18,6 +18,7 @@ from expunge.report.palette import FONT
 from expunge.report.pareto import pareto_plot, seconds_plot
 from expunge.report.persistence import persistence_figures
 from expunge.report.response import response_figures
+from expunge.report.scaling import scaling_figures
 from expunge.report.text import text_figures
 from expunge.report.verdict_plots import verdict_figures
 
@@ -29,6 +30,7 @@ _IN_ORDER = ("damping", "heterogeneity", "clients", "several")
 _OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {
     "verdict": verdict_figures,
     "response": response_figures,
+    "scaling": scaling_figures,
     "persistence": persistence_figures,
     "text": text_figures,
 }
