@@ -3,7 +3,7 @@
 A small network on a GPU waits for launches and synchronisations, not for arithmetic, so their number is what its clock
 shows. The paper's CNN is trained on few samples, while the memory records as many steps as 6000 samples a client take.
 
-Usage: python benchmarks/kernels.py [--training adam] [--attack] [--samples 40]
+Usage: python benchmarks/kernels.py [--training adam] [--long] [--samples 40]
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def watched(phases: Phases) -> Iterator[None]:
             setattr(place, name, before)
 
 
-def federation(plan: TrainingPlan, samples: int, *, attack: bool) -> tuple[LocalEngine, ServerState]:
+def federation(plan: TrainingPlan, samples: int) -> tuple[LocalEngine, ServerState]:
     """Ten clients with so many samples on average, trained; the memory says that they had 6000."""
     chance = torch.Generator().manual_seed(0)
     centres = torch.randn(10, 1, 28, 28, generator=chance)
@@ -127,12 +127,9 @@ def federation(plan: TrainingPlan, samples: int, *, attack: bool) -> tuple[Local
         count = round(samples * (0.5 + number / 9))
         labels = torch.randint(10, (count,), generator=chance)
         inputs = 0.3 * centres[labels] + 0.5 * torch.randn(count, 1, 28, 28, generator=chance)
-        if attack and number == 4:
-            inputs[: count // 2, :, :5, :5] = 3.0
-            labels[: count // 2] = 7
         data[f"client-{number}"] = (inputs, labels)
     model = build("cnn", 1, 28, 10, seed=0)
-    engine = LocalEngine(model, CrossEntropy(), data, boosts={"client-4": 4.0} if attack else None)
+    engine = LocalEngine(model, CrossEntropy(), data)
     state = train(engine, Snapshot.of(model), replace(plan, learning_rate=5 * plan.learning_rate))
     assert state.memory is not None
     real = {name: 2 * math.ceil(150 * count / samples * 6000 / 9600) for name, count in engine.clients().items()}
@@ -144,9 +141,9 @@ def federation(plan: TrainingPlan, samples: int, *, attack: bool) -> tuple[Local
     return engine, state
 
 
-def request(engine: LocalEngine, state: ServerState) -> tuple[Any, float]:
+def request(engine: LocalEngine, state: ServerState, *, long: bool) -> tuple[Any, float]:
     """One request, and its seconds."""
-    chosen = method("retrace")
+    chosen = method("retrace").configured({"long_step_ratio": 1e-6} if long else {})
     started = time.perf_counter()
     outcome = chosen(engine, state, Request.of("client-4"))
     return outcome, time.perf_counter() - started
@@ -155,20 +152,20 @@ def request(engine: LocalEngine, state: ServerState) -> tuple[Any, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--training", choices=tuple(PLANS), action="append")
-    parser.add_argument("--attack", action="store_true", help="a boosted backdoor, after which a short round follows")
+    parser.add_argument("--long", action="store_true", help="take any step for a long one: a short round follows")
     parser.add_argument("--samples", type=int, default=40, help="of a client, on average")
     parser.add_argument("--save", help="where the new parameters go, to compare two versions")
     asked = parser.parse_args()
     for name in asked.training or PLANS:
-        engine, state = federation(PLANS[name], asked.samples, attack=asked.attack)
-        _, first = request(engine, state)
+        engine, state = federation(PLANS[name], asked.samples)
+        _, first = request(engine, state, long=asked.long)
         timed = Phases()
         with watched(timed):
-            outcome, seconds = request(engine, state)
+            outcome, seconds = request(engine, state, long=asked.long)
             timed.turn()
         counted = Phases()
         with watched(counted), Counting(counted):
-            request(engine, state)
+            request(engine, state, long=asked.long)
         told = {part: round(own["length"], 3) for part, own in outcome.details.items() if isinstance(own, dict)}
         print(f"\n{name}: {seconds:.3f} s (the first {first:.3f} s), {told}, {outcome.cost.rounds} messages")
         print(f"{'':18}{'operators':>10}{'waits':>8}{'seconds':>10}")

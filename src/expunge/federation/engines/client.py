@@ -136,18 +136,16 @@ class Client:
         steps, chance = 0, torch.Generator().manual_seed(task.seed)
         half = task.epochs * len(self._batches(chosen, task.batch_size)) // 2
         trained = (weight for weight in bench.model.parameters() if task.averaged and weight.requires_grad)
-        later = [WeightMean(weight) for weight in trained]
+        later = WeightMean(trained)
         for _ in range(task.epochs):
             order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
             for batch in self._taken(self._batches(chosen[order], task.batch_size)):
                 bench.step(batch, task.batch_size, task.learning_rate)
                 steps += 1
                 if steps > half:
-                    for mean in later:
-                        mean.add()
+                    later.add()
                 yield
-        for mean in later:
-            mean.take()
+        later.take()
         count, cost = len(self.data) - len(set(task.exclude)), float(len(chosen) * task.epochs)
         try:
             after = Snapshot.of(bench.model)

@@ -8,7 +8,7 @@ Who trains for long has the step compiled, too: its small kernels are fused, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 
@@ -263,13 +263,13 @@ def worthwhile(steps: float, most: int) -> int:
 
 
 class WeightMean:
-    """The mean of a weight over steps.
+    """The mean of weights over steps.
 
-    It is the mean of how far the weight has come, summed in 32 bits or more: rounding does not add up.
+    It is the mean of how far they have come, summed in 32 bits or more: rounding does not add up.
 
     Example:
         >>> weight = nn.Parameter(torch.ones(1))
-        >>> mean = WeightMean(weight)
+        >>> mean = WeightMean([weight])
         >>> for value in (2.0, 4.0):
         ...     _ = nn.init.constant_(weight, value)
         ...     mean.add()
@@ -278,21 +278,22 @@ class WeightMean:
         3.0
     """
 
-    def __init__(self, weight: nn.Parameter) -> None:
-        self._weight = weight
-        self._start = weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-        self._total = torch.zeros_like(self._start)
+    def __init__(self, weights: Iterable[nn.Parameter]) -> None:
+        self._weights = [weight.detach() for weight in weights]
+        self._starts = [own.to(torch.promote_types(own.dtype, torch.float32), copy=True) for own in self._weights]
+        self._totals = [torch.zeros_like(start) for start in self._starts]
         self._count = 0
 
     def add(self) -> None:
-        """The weight is at one more place."""
-        self._total += self._weight.detach() - self._start
+        """The weights are at one more place."""
+        if self._weights:  # all in two launches, not two for each
+            torch._foreach_add_(self._totals, torch._foreach_sub(self._weights, self._starts))
         self._count += 1
 
     def take(self) -> None:
-        """Put the weight to its mean."""
-        with torch.no_grad():
-            self._weight.copy_(self._start + self._total / self._count)
+        """Put the weights to their mean."""
+        for weight, start, total in zip(self._weights, self._starts, self._totals, strict=True):
+            weight.copy_(start + total / self._count)
 
 
 def side_by_side(

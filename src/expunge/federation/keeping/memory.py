@@ -153,8 +153,9 @@ class Memory:
         known += [self._place.now] if self._place is not None else []
         if len({vector.numel() for vector in [*vectors.values(), *known]}) > 1:
             raise RequestError("The updates differ in length: are they all of the same model?")
-        for name, vector in vectors.items():
-            if not bool(torch.isfinite(vector).all()):
+        finite = torch.stack([torch.isfinite(vector).all() for vector in vectors.values()]).tolist()
+        for name, is_finite in zip(vectors, finite, strict=True):
+            if not is_finite:
                 raise DataError(f"The update of client {name!r} has a NaN or infinite value: it is not recorded.")
         share = {name: weights[name] / total for name in vectors}
         kept = KeptRound.of(share, learning_rate, steps, moments, plain=plain)
@@ -162,7 +163,8 @@ class Memory:
         pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
         self._stretches = added(self._stretches, pulls, len(self._kept), self._most)
         mark = (float(mean.double().norm()), float(mean.double().sum()))
-        lengths = {name: float(own.norm()) for name, own in pulls.items()}
+        norms = torch.stack([own.norm() for own in pulls.values()]).tolist()
+        lengths = dict(zip(pulls, norms, strict=True))
         looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
         self._kept.append(replace(kept, pulls=lengths, peaks=peaks, mark=mark))

@@ -359,7 +359,7 @@ def second_moments(optimiser: torch.optim.Optimizer) -> list[float]:
         >>> [round(moment, 4) for moment in second_moments(optimiser)]
         [3.0]
     """
-    found = []
+    means: list[Tensor] = []
     for group in optimiser.param_groups:
         for parameter in group["params"]:
             if not parameter.requires_grad:
@@ -370,12 +370,15 @@ def second_moments(optimiser: torch.optim.Optimizer) -> list[float]:
                     raise RequestError(
                         f"{type(optimiser).__name__} keeps no second moments that can be read: describe its recursion."
                     )
-                found.append(0.0)  # never touched
+                means.append(torch.zeros((), dtype=torch.float64, device=parameter.device))  # never touched
                 continue
-            bias = 1 - group["betas"][1] ** float(state["step"])
             squares = state.get("max_exp_avg_sq", state["exp_avg_sq"])  # AMSGrad divides by the largest so far
-            found.append(math.sqrt(float(squares.double().mean()) / bias))
-    return found
+            made = torch.as_tensor(state["step"], device=squares.device).double()
+            means.append(squares.double().mean() / (1 - group["betas"][1] ** made))
+    if not means:
+        return []
+    told: list[float] = torch.stack([mean.to(means[0].device) for mean in means]).sqrt().tolist()  # one transfer
+    return told
 
 
 def _written(rule: Any) -> dict[str, Any]:

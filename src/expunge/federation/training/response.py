@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,7 +66,11 @@ class Response:
             >>> Response(Recipe(), (Round((Work(1.0, 0.1, 3),)),) * 2).travel()
             0.6
         """
-        return self.travels([parameters])[0]
+        return self.travels([parameters])[0] if parameters else self._whole_travel
+
+    @cached_property
+    def _whole_travel(self) -> float:
+        return self.travels([()])[0]
 
     def travels(self, groups: Sequence[Sequence[str]]) -> list[float]:
         """The same for several groups of parameters at once."""
