@@ -273,7 +273,8 @@ class _Pass:
         signs = scale * (2.0 * torch.randint(2, (len(batch),), generator=generator).to(drawn) - 1)
         drawn = drawn * signs.view(-1, *[1] * (drawn.dim() - 1))
         # All parameters are asked for, so that the backward pass comes by every layer's hook.
-        gradients = torch.autograd.grad(outputs, list(tensors.values()), drawn, allow_unused=True)
+        # Not given as grad_outputs, for whose shapes torch would load sympy: nearly a second of a first request.
+        gradients = torch.autograd.grad((outputs * drawn).sum(), list(tensors.values()), allow_unused=True)
         for name, gradient in zip(self._own, gradients, strict=True):
             if name in self._of_samples:
                 self._squares[name] += self._of_samples[name].square().sum(dim=0)
