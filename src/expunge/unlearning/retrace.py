@@ -32,7 +32,8 @@ from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.training.recipe import Measured
+from expunge.federation.training.recipe import Adam, Measured
+from expunge.unlearning.answers import stiffness
 from expunge.unlearning.filters import damped
 from expunge.unlearning.lazily import Lazily
 from expunge.unlearning.options import StepOptions
@@ -60,7 +61,7 @@ Step = Callable[[Apply], Tensor]
 STIFFER = 4.0
 """The gentler step takes those who stay for so many times as fast at correcting."""
 
-FAR = 0.3
+FAR = 0.25
 """A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
 
 ALONE = (
@@ -120,11 +121,12 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         pull = ready.pull(engine)
         curvature = ready.stay.factors(state.model)
         pull = with_measured_rates(engine, state, ready.parties, pull, curvature, options.seed)
-        filters = _steps(pull, options.filter, options.damping)
         coupled = curvature.over_tokens if options.coupled == "auto" else options.coupled
         if coupled:
             curvature = curvature.coupled(pull.total, ready.stay.product(state.model)(pull.total))
-        reach = _reach(state, pull, ready.parties) if curvature.layers > 1 else 1.0
+        louder = _louder(state, pull, ready.parties) if curvature.layers > 1 else 0.0
+        reach, answer = 1.0 + FURTHER * louder, _answer(ready, pull, curvature, options) ** louder if louder else 1.0
+        filters = _steps(pull, options.filter, options.damping, answer)
         steps = Lazily({kind: partial(_scaled, reach, step, curvature) for kind, step in filters.items()})
         expected = Lazily({kind: partial(_expected, steps, kind, curvature) for kind in filters})
         corrects = pull.response is not None and options.may_correct
@@ -134,7 +136,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
-    details |= {"layers": curvature.layers, **({"stiffness": curvature.stiffness} if coupled else {})}
+    details |= {"layers": curvature.layers, "answer": answer, **({"stiffness": curvature.stiffness} if coupled else {})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     told = (ALONE,) if curvature.over_tokens and not coupled and outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *told))
@@ -186,15 +188,28 @@ def _of_row(function: Filter, row: int, seen: Tridiagonal) -> Tensor:
     return seen.apply(lambda values: function(values, ())[row])
 
 
-def _steps(pull: Pull, kind: str, damping: float | None) -> dict[str, Step]:
+def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) -> dict[str, Step]:
     """What is subtracted at length 1, by the filter's name, the sharper first; refused before anybody is asked."""
     if kind == "damped" or (kind == "auto" and (pull.response is None or damping is not None)):
         left = damped(damping, pull.response)
-        return {"damped": lambda apply: apply(left, pull.total[None])[0]}
+        return {"damped": lambda apply: apply(left, pull.total)}
     if pull.response is None:
         raise RequestError("The training's response needs its learning rate, local steps and rounds.")
+    sharper: dict[str, Step] = {"answered": lambda apply: pull.left(apply, answer)} if answer < 1 else {}
     gentler: dict[str, Step] = {"gentle": lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}
-    return {"response": pull.left, **gentler}
+    return {**sharper, "response": pull.left, **gentler}
+
+
+def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> float:
+    """How stiff those who stay are against what the response tells, asked for under Adam; 1 where it is not."""
+    state, stay, response = ready.state, ready.stay, pull.response
+    told = options.filter == "auto" and options.damping is None and options.may_correct
+    if not told or response is None or not isinstance(response.recipe.client, Adam):
+        return 1.0
+    # A client's own local training is no sum, and would bring batch-norm statistics of its own.
+    if stay.engine.sums_only or has_statistics(state.model):
+        return 1.0
+    return stiffness(stay, state, pull, curvature)
 
 
 def _cut_off(pull: Pull, options: StepOptions) -> float | None:
@@ -204,16 +219,15 @@ def _cut_off(pull: Pull, options: StepOptions) -> float | None:
     return 1.0 / pull.response.travel()
 
 
-def _reach(state: ServerState, pull: Pull, parties: Parties) -> float:
-    """How far the step is taken: 1, and up to a fifth further where a client has pulled louder than others.
+def _louder(state: ServerState, pull: Pull, parties: Parties) -> float:
+    """Whether a client has pulled louder than others: from 0 to 1, where it is `LOUD` times.
 
     Of a boosted pull more is left in a network of several layers than the response tells (docs/method.md), of a clean
     client's it is not, and in a linear model the response is right.
     """
     if pull.source != "recorded" or state.memory is None:
-        return 1.0
-    louder = (state.memory.loudness(parties.leaving) - 1.0) / (LOUD - 1.0)
-    return 1.0 + FURTHER * min(max(louder, 0.0), 1.0)
+        return 0.0
+    return min(max((state.memory.loudness(parties.leaving) - 1.0) / (LOUD - 1.0), 0.0), 1.0)
 
 
 def _far(state: ServerState, taken: Taken) -> tuple[str, ...]:

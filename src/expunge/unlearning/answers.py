@@ -1,0 +1,136 @@
+"""How those who stay answer a displaced model, where a response of one rate a layer cannot be trusted.
+
+Under Adam the response takes one rate for all of a layer, and the answer to a large displacement is smaller than in
+proportion: its steps are about as long however steep the loss is. So of a loud client's pull more is left in curved
+directions than the response tells. Some of those who stay therefore train a few steps from the model and, on the same
+batches, from one displaced against what the response takes for worn down, ``d = -(A - f(G) A) / 5``. Stiffness is how
+many times the curvature explains what is left of d,
+
+    < d, (1 - rate k G)^s d >  =  < d, d + update(theta + d) - update(theta) >
+
+and the median over those asked is taken, so that one who lies does not choose it. Where it fails: a few steps at the
+end of the training stand for all of it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from expunge.core.kronecker import KroneckerCurvature, Spectrum
+from expunge.core.seeds import derived_seed
+from expunge.errors import NumericalError
+from expunge.federation.keeping.state import ServerState
+from expunge.federation.messages.tasks import Draw
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD, Adam, Recipe
+from expunge.federation.training.response import Response
+from expunge.unlearning.pulls import Pull
+from expunge.unlearning.retained import BATCH_SIZE, Retained
+
+ASKED = 3
+"""At most so many of those who stay are asked, those with most samples."""
+
+STEPS, FEWEST, WORK, SMALLER = 48, 4, 300, 2
+"""Steps of each from either start: at most, at least, and no more than one in so many samples of the training; in
+batches so many times smaller than its own."""
+
+DISPLACED = 0.2
+"""The part of what the response takes for worn down by which the model is displaced."""
+
+LEAST = 0.1
+"""Nobody is taken for less stiff than this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """``(1 - rate k e)^s``: what s steps leave of a displacement, by the mean rate of each layer.
+
+    Attributes:
+        response: of the training.
+        steps: s.
+        stiffness: k.
+    """
+
+    response: Response
+    steps: float
+    stiffness: float
+
+    def __call__(self, curvature: Tensor, names: Sequence[str]) -> Tensor:
+        """For one layer."""
+        return self.at_once([(curvature, names)])[0]
+
+    def at_once(self, spectra: Sequence[Spectrum]) -> list[Tensor]:
+        """For all layers, by how far each travels in a step."""
+        travels, all_steps = self.response.travels([names for _, names in spectra]), _steps(self.response)
+        pairs = zip(spectra, travels, strict=True)
+        return [SGD().left(values, self.stiffness * travel / all_steps, self.steps) for (values, _), travel in pairs]
+
+
+def stiffness(stay: Retained, state: ServerState, pull: Pull, curvature: KroneckerCurvature) -> float:
+    """How many times as fast as the response tells those who stay correct what it takes for worn down; at most 1.
+
+    Args:
+        stay: those who stay, of whom a few are asked to train twice.
+        state: the model and its schedule.
+        pull: of those who leave, under Adam.
+        curvature: of those who stay.
+    """
+    response = pull.response
+    assert response is not None
+    assert isinstance(response.recipe.client, Adam)
+    response = replace(response, recipe=Recipe(response.recipe.client))  # of a round, whatever the server makes of it
+    way = -DISPLACED * (pull.total - pull.left(curvature.apply))
+    plan, draws = _asked(stay, state, response)
+    starts = (state.model, state.model.moved(state.model.parameters + way))
+    plain, displaced = (stay.train(start, plan, draws=draws) for start in starts)
+    found = []
+    for name, reply in plain.items():
+        left = way + displaced[name].update - reply.update
+        if not bool(torch.isfinite(left).all()):
+            raise NumericalError(
+                f"Client {name!r} replied an update that is NaN or infinite: the model is left as it was."
+            )
+        found.append(_explaining(curvature, response, way, float(way @ left), reply.steps))
+    return statistics.median(found) if found else 1.0
+
+
+def _asked(stay: Retained, state: ServerState, response: Response) -> tuple[TrainingPlan, dict[str, Draw]]:
+    """How they train, and on how many of their samples: those that no loss is looked at on come first."""
+    names = sorted(stay.left, key=lambda name: (-stay.left[name], name))[:ASKED]
+    works = [work for each in response.rounds for work in each.works]
+    total = sum(work.share * work.steps for work in works)
+    rate = sum(work.share * work.steps * work.learning_rate for work in works) / total
+    whole = state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
+    trained, batch = sum(work.steps for work in works) * whole, max(1, whole // SMALLER)
+    steps = min(max(FEWEST, int(trained / WORK / (2 * len(names) * batch))), STEPS)
+    seed = derived_seed(stay.seed, "answers")
+    plan = TrainingPlan(1, 1, batch, rate, recipe=Recipe(response.recipe.client), seed=seed)
+    return plan, {name: Draw(min(stay.left[name], steps * batch), stay.seed) for name in names}
+
+
+def _explaining(curvature: KroneckerCurvature, response: Response, way: Tensor, left: float, steps: float) -> float:
+    """The stiffness that explains how much is left, between the least and 1, by halving its logarithm."""
+
+    def kept(tried: float) -> float:
+        return float(way @ curvature.apply(Contraction(response, steps, tried), way))
+
+    if kept(1.0) >= left:
+        return 1.0
+    low, high = math.log(LEAST), 0.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(math.exp(middle)) > left else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def _steps(response: Response) -> float:
+    """Steps of a client in all rounds, on average over those who stay."""
+    return sum(
+        sum(work.share * work.steps for work in each.works) / each.total for each in response.rounds if each.total > 0
+    )
