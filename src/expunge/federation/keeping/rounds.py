@@ -126,6 +126,35 @@ def staying(
     )
 
 
+def corrections(kept: Sequence[KeptRound], gone: str) -> dict[str, tuple[float, float]]:
+    """What a departure does to those who met the leaver: ``B_v <- (B_v + w_v/(1-w_u) B_u) / (1-w_u)``.
+
+    w_v is its mean weight over the rounds of u, w_u in the fraction the leaver's over its own rounds, and w_u in the
+    divisor the leaver's over the rounds of v. A client that never met the leaver is not in it.
+
+    Args:
+        kept: the rounds.
+        gone: u.
+
+    Returns:
+        By client the factor of ``B_u``, and the divisor.
+    """
+    shared = [each for each in kept if each.shares.get(gone, 0.0) > 0]
+    own: dict[str, float] = {}
+    for each in shared:
+        for name, share in each.shares.items():
+            if name != gone and share > 0:
+                own[name] = own.get(name, 0.0) + share
+    beside, rounds = dict.fromkeys(own, 0.0), dict.fromkeys(own, 0)
+    for each in kept:
+        for name, share in each.shares.items():
+            if name in own and share > 0:
+                beside[name] += each.shares.get(gone, 0.0)
+                rounds[name] += 1
+    rest = 1 - sum(each.shares[gone] for each in shared) / len(shared) if shared else 1.0
+    return {name: (own[name] / len(shared) / rest, 1 - beside[name] / rounds[name]) for name in own}
+
+
 def _each(given: PerClient, shares: Mapping[str, float], what: str) -> dict[str, float]:
     """A number for each participant, or none for anybody."""
     if given is None:
