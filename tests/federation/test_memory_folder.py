@@ -1,6 +1,7 @@
 """A memory whose vectors are on disk: the same as one in memory, whatever happens in between."""
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -134,14 +135,43 @@ class TestUntilItIsSaved:
         assert Memory.load(tmp_path / "kept").clients == ("bob", "cyd")
         torch.testing.assert_close(left.vectors["bob"], torch.tensor([0.0, 1.5]))
 
-    def test_a_round_writes_the_participants_rows_only(self, tmp_path):
-        _, filed = both(tmp_path / "kept", Recipe(), start=Snapshot(torch.zeros(SIZE).double(), {}))
-        asked = []
-        filed._folder.rows._connection.set_trace_callback(asked.append)
-        filed.record({name: torch.ones(SIZE).double() for name in ("ada", "bob")}, {"ada": 1, "bob": 1})
-        written = [text for text in asked if text.startswith("INSERT")]
-        assert sum("vector" in text for text in written) == 2
-        assert sum("round" in text.split("VALUES")[1][:12] for text in written) == 1
+
+class TestWhatIsTouched:
+    """A round and a departure cost by who is concerned, not by the size of the federation."""
+
+    @pytest.fixture
+    def many(self, tmp_path):
+        """2000 clients in 100 rounds of 20, so that everybody takes part once, and client-7 in two rounds."""
+        names = [f"client-{number}" for number in range(2000)]
+        memory = Memory(Snapshot(torch.zeros(1500), {}), folder=tmp_path / "kept")
+        for start in range(0, 2000, 20):
+            chosen = names[start : start + 20]
+            if start == 1000:
+                chosen = [*chosen[1:], "client-7"]
+            memory.record({name: torch.full((1500,), float(len(name))) for name in chosen}, dict.fromkeys(chosen, 1.0))
+        return memory
+
+    def test_a_round_its_participants(self, many):
+        asked, names = _heard(many), ("client-3", "client-1999", "new")
+        many.record({name: torch.ones(1500) for name in names}, dict.fromkeys(names, 1.0))
+        assert _rows(asked, "SELECT") == {"client-3", "client-1999", "new"}
+        assert _rows(asked, "INSERT") == {"client-3", "client-1999", "new"}
+        assert sum("'round " in text for text in asked) == 1
+
+    def test_a_departure_those_who_met_the_leaver(self, many):
+        asked = _heard(many)
+        many.require_model(Snapshot(many._place.now, {}))
+        many.influence(["client-7"])
+        many.loudness(["client-7"])
+        many.norms(["client-7"])
+        left = many.without(["client-7"])
+        assert _rows(asked, "SELECT") == {"client-7"}
+        assert _rows(asked, "INSERT") == set()
+        left.save()
+        met = {f"client-{number}" for number in (*range(20), *range(1001, 1020))} - {"client-7"}
+        assert _rows(asked, "INSERT") == met
+        assert _rows(asked, "DELETE") == {"client-7"}
+        assert len(left.clients) == 1998  # client-1000 was never drawn
 
 
 class TestRefusals:
@@ -247,6 +277,19 @@ def _round(number):
     source = torch.Generator().manual_seed(number)
     names = [f"client-{at}" for at in torch.randperm(40, generator=source)[:10].tolist()]
     return {name: torch.randn(30_000, generator=source) for name in names}, dict.fromkeys(names, 1.0)
+
+
+def _heard(memory):
+    """What the database is asked for from now on."""
+    asked = []
+    memory._folder.rows._connection.set_trace_callback(asked.append)
+    return asked
+
+
+def _rows(asked, verb):
+    """Whose vectors are read, put or deleted."""
+    keys = [re.search(r"'vector \d+ \"(.*?)\"'", text) for text in asked if text.startswith(verb)]
+    return {key.group(1) for key in keys if key is not None}
 
 
 def _all_bytes(folder: Path) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial, singledispatchmethod
 from typing import Any
 
@@ -246,12 +246,9 @@ class Client:
         count = len(self.data.available(task.exclude))
         chosen = self._drawn(task.draw, task.exclude)
         self._model.eval()
-        totals = []
-        for length in task.lengths:
-            moved = task.model.moved(task.model.parameters - length * task.direction)
-            totals.append(self._mean_loss(moved, chosen))
+        totals = self._mean_losses(task.model, task.direction, task.lengths, chosen)
         cost = FORWARD_COST * len(chosen) * len(task.lengths)
-        return Sum(torch.stack(totals) * count, count, cost)
+        return Sum(totals * count, count, cost)
 
     @_perform.register
     def _(self, task: NormStatistics) -> Buffers:
@@ -337,14 +334,17 @@ class Client:
             raise NumericalError("A gradient is NaN or infinite: check the model and the data.")
         return total
 
-    def _mean_loss(self, model: Snapshot, chosen: Tensor) -> Tensor:
-        total, counted = torch.zeros((), dtype=model.parameters.dtype, device=model.parameters.device), 0.0
+    def _mean_losses(self, model: Snapshot, direction: Tensor, lengths: Sequence[float], chosen: Tensor) -> Tensor:
+        """At each length along the direction; samples are looked up once for all of them."""
+        total, counted = model.parameters.new_zeros(len(lengths)), 0.0
         with torch.no_grad():
             for part in torch.split(chosen, CHUNK):
                 batch = self._take(part)
-                outputs = self._outputs(model, model.parameters, batch)
                 counts = amount(self._loss, batch.targets, len(batch))
-                total += objective(self._loss, outputs, batch.targets, model.parameters) * counts
+                for number, length in enumerate(lengths):
+                    parameters = model.parameters - length * direction
+                    outputs = self._outputs(model, parameters, batch)
+                    total[number] += objective(self._loss, outputs, batch.targets, parameters) * counts
                 counted += counts
         return total / self._required(counted)
 
