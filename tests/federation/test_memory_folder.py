@@ -45,7 +45,7 @@ def both(folder, recipe, count=6, seed=0, start=None):
 
 
 def assert_same(one, other):
-    assert set(one.clients) == set(other.clients)
+    assert set(one.clients) == set(other.clients) == set(other.vectors)
     assert one.rounds == other.rounds
     assert one.shares == other.shares
     assert one.size == other.size
@@ -171,6 +171,7 @@ class TestWhatIsTouched:
         met = {f"client-{number}" for number in (*range(20), *range(1001, 1020))} - {"client-7"}
         assert _rows(asked, "INSERT") == met
         assert _rows(asked, "DELETE") == {"client-7"}
+        assert sum("'round " in text for text in asked) == 2
         assert len(left.clients) == 1998  # client-1000 was never drawn
 
 

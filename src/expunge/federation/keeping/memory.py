@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.core.vectors import Chosen, Layout, Snapshot, weighted_sum
-from expunge.errors import DataError, RequestError
+from expunge.errors import DataError, RequestError, listed
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
 from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
@@ -101,6 +101,8 @@ class Memory:
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients that it remembers."""
+        if self._folder is not None:  # the rounds know them, too, and no row is looked at
+            return tuple(dict.fromkeys(name for each in self._kept for name in each.shares))
         return tuple(dict.fromkeys(name for stretch in self._stretches for name in stretch.vectors))
 
     @property
@@ -307,7 +309,7 @@ class Memory:
         """A_U of each stretch in which one of them pulled."""
         missing = [name for name in names if not any(name in stretch.vectors for stretch in self._stretches)]
         if missing:
-            known = ", ".join(self.clients) or "none"
+            known = listed(self.clients) or "none"
             raise RequestError(f"No vector of client {missing[0]!r} was kept while training; there are: {known}.")
         if not names:
             raise RequestError("Name at least one client whose influence is wanted.")

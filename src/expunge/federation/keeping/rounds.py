@@ -30,7 +30,7 @@ class KeptRound:
         pulls: the length of each participant's pull, where it was recorded.
         peaks: the shape of each participant's update, of the first rounds.
         plain: whether the mean was added as it is, whatever the server's rule.
-        mark: length and sum of the mean update, by which the same round is known again; None once somebody left.
+        mark: length and sum of the mean update, by which the same round is known again; None once a participant left.
     """
 
     shares: Mapping[str, float]
@@ -75,7 +75,9 @@ class KeptRound:
         return found
 
     def without(self, gone: str) -> KeptRound | None:
-        """The round had this client not taken part; None where nobody else did."""
+        """The round had this client not taken part; itself where it did not, None where nobody else did."""
+        if gone not in self.shares:
+            return self
         rest = 1 - self.shares.get(gone, 0.0)
         if rest <= ROUNDING:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, Self
 
 import torch
@@ -133,7 +134,6 @@ class Totals(Mapping[str, Tensor]):
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._parts = tuple(stretch.vectors for stretch in stretches)
-        self._names = dict.fromkeys(name for vectors in self._parts for name in vectors)
 
     def __getitem__(self, name: str) -> Tensor:
         own = [vectors[name] for vectors in self._parts if name in vectors]
@@ -148,4 +148,8 @@ class Totals(Mapping[str, Tensor]):
         return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return any(name in vectors for vectors in self._parts)
+
+    @cached_property
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(name for vectors in self._parts for name in vectors)

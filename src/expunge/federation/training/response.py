@@ -160,12 +160,15 @@ class Response:
         if not total > 0:
             return torch.ones_like(curvature)
         moment = self._moment(each, parameters) if self.recipe.client.adaptive else 0.0
-        mean = torch.zeros_like(curvature)
+        shares: dict[tuple[float, float, float], float] = {}  # of those who trained alike, together
         for work in each.works:
             key = (work.learning_rate, work.steps, moment)
+            shares[key] = shares.get(key, 0.0) + work.share
+        mean = torch.zeros_like(curvature)
+        for key, share in shares.items():
             if key not in known:
-                known[key] = self.recipe.client.left(curvature, work.learning_rate, work.steps, moment)
-            mean += work.share / total * known[key]
+                known[key] = self.recipe.client.left(curvature, *key)
+            mean += share / total * known[key]
         return mean
 
     def _moment(self, each: Round, parameters: Sequence[str]) -> float:
