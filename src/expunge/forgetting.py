@@ -280,7 +280,10 @@ def _still_there(memory: Memory | None, outcome: Outcome) -> tuple[str, ...]:
         return ()
     if outcome.memory is None or outcome.memory.folder is None:
         return (f"{memory.folder} still holds the vectors from before, which no longer fit the model: delete it.",)
-    return (f"{memory.folder} still holds the leaver's vector: outcome.memory.save() deletes it there.",)
+    return (
+        f"{memory.folder} is as it was before: outcome.memory.save() brings it to the new model, and deletes what it "
+        "keeps of those who left.",
+    )
 
 
 def _refuse_alone(**given: int | None) -> None:

@@ -175,6 +175,38 @@ class TestWhatIsTouched:
         assert len(left.clients) == 1998  # client-1000 was never drawn
 
 
+class TestGoingOn:
+    def test_before_the_first_round_recipe_and_start_are_known(self, tmp_path):
+        model = nn.Linear(2, 1)
+        Memory(model, RECIPES["momentum"], folder=tmp_path / "kept")
+        found = Memory.load(tmp_path / "kept")
+        assert found.recipe == RECIPES["momentum"]
+        found.require_model(Snapshot.of(model))
+        with pytest.raises(RequestError, match="do not lead to this model"):
+            found.require_model(Snapshot.of(nn.Linear(2, 1)))
+
+    def test_named_tensors_are_recorded_after_a_restart(self, tmp_path):
+        model = nn.Linear(2, 1)
+        held, filed = Memory(model), Memory(model, folder=tmp_path / "kept")
+        for number in range(3):
+            named = {
+                name: {"bias": torch.tensor([2.0 + number]), "weight": torch.tensor([[float(len(name)), 4.0]])}
+                for name in ("ada", "b")
+            }
+            for memory in (held, filed):
+                memory.record(named, {"ada": 1, "b": 3}, learning_rate=0.1, steps=1)
+            filed = Memory.load(tmp_path / "kept")
+        assert_same(held, filed)
+
+    def test_a_draft_that_cannot_be_saved_stays_one(self, tmp_path):
+        _, filed = both(tmp_path / "kept", Recipe())
+        draft, other = filed.without(["ada"]), filed.without(["bob"])
+        other.save()
+        with pytest.raises(RequestError, match="gone on"):
+            draft.save()
+        assert "ada" in Memory.load(tmp_path / "kept").clients
+
+
 class TestRefusals:
     def test_a_memory_that_the_folder_has_gone_on_from(self, tmp_path):
         _, filed = both(tmp_path / "kept", Recipe())

@@ -92,6 +92,8 @@ class Memory:
             self._place = Place.at(snapshot.parameters)
         self._folder = MemoryFolder.new(Path(folder)) if folder is not None else None
         self._is_draft = False
+        if self._folder is not None:
+            self._go_on(self._content)  # recipe and starting weights are on disk before the first round
 
     @property
     def folder(self) -> Path | None:
@@ -182,7 +184,7 @@ class Memory:
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
         rounds = [*self._kept, replace(kept, pulls=lengths, peaks=peaks, mark=mark)]
         place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
-        self._go_on(MemoryContent(self.recipe, rounds, stretches, place, self.parameters))
+        self._go_on(replace(self._content, rounds=rounds, stretches=stretches, place=place))
 
     def copy(self) -> Memory:
         """A memory of its own with the same content."""
@@ -355,10 +357,16 @@ class Memory:
         """The vectors of a new stretch."""
         return Held(pulls) if self._folder is None else self._folder.vectors(pulls, self._stretches)
 
-    def _go_on(self, content: MemoryContent) -> None:
+    @property
+    def _content(self) -> MemoryContent:
+        return MemoryContent(
+            self.recipe, self._kept, self._stretches, self._place, self.parameters, layout=self._layout
+        )
+
+    def _go_on(self, content: MemoryContent, *, saving: bool = False) -> None:
         """Hold this from now on, once it is on disk where that is to be."""
-        if self._folder is not None and not self._is_draft:
-            self._folder = self._folder.written(content)
+        if self._folder is not None and (saving or not self._is_draft):
+            self._folder, self._is_draft = self._folder.written(content), False
             assert self._folder.content is not None
             content = self._folder.content
         self._kept, self._stretches, self._place = list(content.rounds), list(content.stretches), content.place
@@ -369,23 +377,20 @@ class Memory:
         The folder then holds this memory, in one move: vectors of those who left are overwritten and deleted, those of
         the clients that met them corrected. Other memories of the folder are refused from then on.
         """
-        content = MemoryContent(self.recipe, self._kept, self._stretches, self._place, self.parameters)
         if path is not None:
-            write_memory(Path(path), content)
+            write_memory(Path(path), self._content)
             return
         if self._folder is None:
             raise RequestError("The memory has no folder of its own: say where, memory.save(path).")
-        self._is_draft = False
-        self._go_on(content)
+        self._go_on(self._content, saving=True)
 
     @classmethod
     def load(cls, path: str | Path, client: ClientRule | None = None) -> Memory:
         """Read a file, or go on with a folder; a client rule of your own, such as ``Measured``, is given again."""
         folder = MemoryFolder.opened(Path(path), client) if Path(path).is_dir() else None
         content = folder.content if folder is not None else read_memory(Path(path), client)
-        memory = cls(recipe=content.recipe if content is not None else None)
-        memory._folder = folder
-        if content is not None:
-            memory._kept, memory._stretches, memory._place = content.rounds, content.stretches, content.place
-            memory.parameters = content.parameters
+        assert content is not None
+        memory = cls(recipe=content.recipe)
+        memory._kept, memory._stretches, memory._place = list(content.rounds), content.stretches, content.place
+        memory._folder, memory._layout, memory.parameters = folder, content.layout, content.parameters
         return memory

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expunge.core.vectors import Layout
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import KeptRound
 from expunge.federation.keeping.stretches import Held, Stretch
@@ -30,6 +31,7 @@ class MemoryContent:
     stretches: list[Stretch]
     place: Place | None
     parameters: tuple[str, ...] | None = None
+    layout: Layout | None = None
 
 
 def write_memory(path: Path, memory: MemoryContent) -> None:

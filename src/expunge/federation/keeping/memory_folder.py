@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from expunge.core.vectors import Layout
 from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.filed import Block, Filed, row_of, tensor_of
 from expunge.federation.keeping.memory_file import KIND, MemoryContent
@@ -60,6 +63,8 @@ class MemoryFolder:
             raise DataError(f"There is no memory in {folder}: give the folder that a Memory was made with.")
         rows = Rows(folder)
         revision = rows.revision
+        if revision == 0:
+            raise DataError(f"Nothing was written into {folder} but its file: remove it, and make the memory again.")
         with reading(folder, KIND):
             return cls(rows, revision, _read(rows, revision, client))
 
@@ -118,14 +123,12 @@ def _facts(content: MemoryContent) -> dict[str, Any]:
         ],
         "recipe": content.recipe.as_dict(),
         "parameters": None if content.parameters is None else list(content.parameters),
+        "layout": None if content.layout is None else [[name, list(shape)] for name, shape in content.layout.shapes],
         "place": None if content.place is None else [content.place.first, content.place.travelled],
     }
 
 
-def _read(rows: Rows, revision: int, client: ClientRule | None) -> MemoryContent | None:
-    if revision == 0:
-        return None
-
+def _read(rows: Rows, revision: int, client: ClientRule | None) -> MemoryContent:
     def read(key: str) -> Row:
         row = rows.read(key, revision)
         if row is None:
@@ -145,9 +148,10 @@ def _read(rows: Rows, revision: int, client: ClientRule | None) -> MemoryContent
         momentum = rows.read("momentum", revision)
         start, now = (tensor_of(read(name)) for name in ("start", "now"))
         place = Place(start, now, None if momentum is None else tensor_of(momentum), *facts["place"])
-    chosen = facts["parameters"]
+    chosen, shapes, recipe = facts["parameters"], facts["layout"], Recipe.from_dict(facts["recipe"], client)
     parameters = None if chosen is None else tuple(chosen)
-    return MemoryContent(Recipe.from_dict(facts["recipe"], client), rounds, stretches, place, parameters)
+    layout = None if shapes is None else Layout(tuple((name, torch.Size(shape)) for name, shape in shapes))
+    return MemoryContent(recipe, rounds, stretches, place, parameters, layout)
 
 
 def _filed(stretch: Stretch) -> Filed:
