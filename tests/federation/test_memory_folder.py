@@ -124,10 +124,12 @@ class TestUntilItIsSaved:
         total = left.vectors["bob"] + left.vectors["cyd"]
         torch.testing.assert_close(total, torch.zeros(2000), atol=1e-6, rtol=0)
 
-    def test_a_leaver_who_was_alone_in_its_stretch_goes_too(self, tmp_path):
+    @pytest.mark.parametrize("first", [True, False])
+    def test_a_leaver_who_was_alone_in_its_stretch_goes_too(self, tmp_path, first):
         filed = Memory(Snapshot(torch.zeros(2), {}), folder=tmp_path / "kept")
-        filed.record({"lovelace": torch.tensor([3.0, 4.0])}, {"lovelace": 1})
-        filed.record({"bob": torch.tensor([1.0, 4.0]), "cyd": torch.ones(2)}, {"bob": 1, "cyd": 1})
+        rounds = [{"lovelace": torch.tensor([3.0, 4.0])}, {"bob": torch.tensor([1.0, 4.0]), "cyd": torch.ones(2)}]
+        for updates in rounds if first else reversed(rounds):
+            filed.record(updates, dict.fromkeys(updates, 1))
         left = filed.without(["lovelace"])
         left.record({"bob": torch.tensor([1.0, 4.0]), "cyd": torch.ones(2)}, {"bob": 1, "cyd": 1})
         left.save()
