@@ -269,7 +269,21 @@ def forget(
     with progress_bars() if progress else nullcontext() as bars:
         if bars is not None:
             watch_rounds(engine, choice.method.options, bars)
-        return choice.run(engine, state, request)
+        outcome = choice.run(engine, state, request)
+    told = _still_there(memory, outcome)
+    return replace(outcome, warnings=(*outcome.warnings, *told)) if told else outcome
+
+
+def _still_there(memory: Memory | None, outcome: Outcome) -> tuple[str, ...]:
+    """The warning that vectors on disk are as they were, until the caller says so."""
+    if memory is None or memory.folder is None or not outcome.succeeded:
+        return ()
+    if outcome.memory is None or outcome.memory.folder is None:
+        return (f"{memory.folder} still holds the vectors from before, which no longer fit the model: delete it.",)
+    return (
+        f"{memory.folder} is as it was before: outcome.memory.save() brings it to the new model, and deletes what it "
+        "keeps of those who left.",
+    )
 
 
 def _refuse_alone(**given: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from expunge.errors import NumericalError, RequestError
+from expunge.errors import NumericalError, RequestError, listed
 from expunge.federation.engines.engine import Engine
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
@@ -44,7 +44,7 @@ def away(state: ServerState, parties: Parties) -> list[str]:
 def away_warnings(state: ServerState, parties: Parties) -> tuple[str, ...]:
     """Who was left out by the choice ``missing="leave-out"``."""
     missing = away(state, parties)
-    return (f"Left out, since they cannot be reached: {', '.join(missing)}.",) if missing else ()
+    return (f"Left out, since they cannot be reached: {listed(missing)}.",) if missing else ()
 
 
 def require_reachable(parties: Parties) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import SupportsIndex
 
-from expunge.errors import RequestError
+from expunge.errors import RequestError, listed
 from expunge.federation.messages.tasks import Indices
 
 
@@ -54,7 +54,7 @@ class Request:
         known = dict.fromkeys([*counts, *remembered])
         for name in [*self.clients, *self.samples]:
             if name not in known:
-                raise RequestError(f"There is no client {name!r}; there are {', '.join(known)}.")
+                raise RequestError(f"There is no client {name!r}; there are {listed(known)}.")
         for name, indices in self.samples.items():
             if name not in counts:
                 raise RequestError(f"Client {name!r} cannot be reached, so only the whole of it can be forgotten.")

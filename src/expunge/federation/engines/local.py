@@ -14,7 +14,7 @@ from torch import nn
 from expunge.core.batch import Forward
 from expunge.core.losses import Loss
 from expunge.core.vectors import Snapshot, shared_copy
-from expunge.errors import RequestError
+from expunge.errors import RequestError, listed
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.engine import Cost
 from expunge.federation.engines.local_data import Collate, Data, LocalData
@@ -108,7 +108,7 @@ class LocalEngine:
         """One message round."""
         unknown = [name for name in tasks if name not in self._clients]
         if unknown:
-            raise RequestError(f"No client {unknown[0]!r} can be reached; there are {', '.join(self._clients)}.")
+            raise RequestError(f"No client {unknown[0]!r} can be reached; there are {listed(self._clients)}.")
         compared: dict[tuple[int, int], bool] = {}  # mostly all know one model and are sent another
         for name, task in tasks.items():
             known = self._known_model.get(name, _NOTHING)

@@ -8,6 +8,9 @@ training without u would have ended at ``theta - A_u`` worn down by what the oth
 
 Where the server has a momentum it matters when a client pulled: the sum is then kept in a few stretches of rounds.
 
+Vectors are held in memory, or, where a folder is given, on disk: a round then reads and writes those of its
+participants only, and a departure those of the clients that met the leaver (memory_folder.py).
+
 A memory that was made with its model knows where the rounds lead, so a model that they do not lead to is refused by
 name: rounds missing or recorded twice, flipped signs, another server rule, a memory from before an earlier forget.
 It does not exist under secure aggregation.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +29,13 @@ import torch
 from torch import Tensor, nn
 
 from expunge.core.vectors import Chosen, Layout, Snapshot, weighted_sum
-from expunge.errors import DataError, RequestError
+from expunge.errors import DataError, RequestError, listed
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
+from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
 from expunge.federation.keeping.place import Place
-from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, staying
-from expunge.federation.keeping.stretches import Stretch, added
+from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, corrections, staying
+from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response
@@ -53,6 +58,8 @@ class Memory:
         recipe: how clients and server train; plain SGD and plain averaging where nothing is said.
         parameters: those that the federation trains together, where they are not all that are trainable: names of
             parameters or of layers, or a function of a name. The others are neither sent nor changed.
+        folder: where the vectors are, for many clients: a new one, in which every recorded round is on disk once
+            ``record`` returns. What ``copy``, ``without`` and a forget give changes nothing there until ``save()``.
 
     Example:
         >>> memory = Memory()
@@ -68,6 +75,8 @@ class Memory:
         model: nn.Module | Snapshot | None = None,
         recipe: Recipe | None = None,
         parameters: Chosen | None = None,
+        *,
+        folder: str | Path | None = None,
     ) -> None:
         if parameters is not None and not isinstance(model, nn.Module):
             raise RequestError("To choose parameters, make the memory with its model: Memory(model, parameters=...).")
@@ -82,16 +91,27 @@ class Memory:
         self._place: Place | None = None
         if snapshot is not None:
             self._place = Place.at(snapshot.parameters)
+        self._folder = MemoryFolder.new(Path(folder)) if folder is not None else None
+        self._is_draft = False
+        if self._folder is not None:
+            self._go_on(self._content)  # recipe and starting weights are on disk before the first round
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its vectors are, where they are on disk."""
+        return self._folder.rows.folder if self._folder is not None else None
 
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients that it remembers."""
+        if self._folder is not None:  # the rounds know them, too, and no row is looked at
+            return tuple(dict.fromkeys(name for each in self._kept for name in each.shares))
         return tuple(dict.fromkeys(name for stretch in self._stretches for name in stretch.vectors))
 
     @property
     def size(self) -> int | None:
         """Length of its vectors; None before the first round."""
-        return next((vector.numel() for stretch in self._stretches for vector in stretch.vectors.values()), None)
+        return next((own.vectors.length for own in self._stretches if own.vectors.length is not None), None)
 
     @property
     def rounds(self) -> int:
@@ -99,9 +119,9 @@ class Memory:
         return len(self._kept)
 
     @property
-    def vectors(self) -> dict[str, Tensor]:
-        """B_u of each client, over all rounds."""
-        return {name: self._total(name) for name in self.clients}
+    def vectors(self) -> Mapping[str, Tensor]:
+        """B_u of each client, over all rounds; each is read when it is asked for."""
+        return Totals(self._stretches)
 
     @property
     def shares(self) -> list[dict[str, float]]:
@@ -121,8 +141,7 @@ class Memory:
     @property
     def stored_bytes(self) -> int:
         """What keeping the clients' vectors costs."""
-        vectors = (vector for stretch in self._stretches for vector in stretch.vectors.values())
-        return sum(v.numel() * v.element_size() for v in vectors)
+        return sum(stretch.vectors.stored_bytes for stretch in self._stretches)
 
     def record(
         self,
@@ -149,9 +168,8 @@ class Memory:
         sound = 0 < total < math.inf and all(weight >= 0 for weight in weights.values())
         if set(updates) != set(weights) or not sound:
             raise RequestError("Each update needs a weight of at least 0, not all zero, under the same client's name.")
-        known = [vector for stretch in self._stretches for vector in stretch.vectors.values()]
-        known += [self._place.now] if self._place is not None else []
-        if len({vector.numel() for vector in [*vectors.values(), *known]}) > 1:
+        known = {self.size, None if self._place is None else self._place.now.numel()} - {None}
+        if len({vector.numel() for vector in vectors.values()} | known) > 1:
             raise RequestError("The updates differ in length: are they all of the same model?")
         finite = torch.stack([torch.isfinite(vector).all() for vector in vectors.values()]).tolist()
         for name, is_finite in zip(vectors, finite, strict=True):
@@ -161,21 +179,22 @@ class Memory:
         kept = KeptRound.of(share, learning_rate, steps, moments, plain=plain)
         mean = weighted_sum(vectors.values(), (share[name] for name in vectors))
         pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
-        self._stretches = added(self._stretches, pulls, len(self._kept), self._most)
+        stretches = added(self._stretches, pulls, len(self._kept), self._most, self._fresh)
         mark = (float(mean.double().norm()), float(mean.double().sum()))
         norms = torch.stack([own.norm() for own in pulls.values()]).tolist()
         lengths = dict(zip(pulls, norms, strict=True))
         looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
-        self._kept.append(replace(kept, pulls=lengths, peaks=peaks, mark=mark))
-        if self._place is not None:
-            self._place = self._place.moved(self.recipe, mean, plain=plain)
+        rounds = [*self._kept, replace(kept, pulls=lengths, peaks=peaks, mark=mark)]
+        place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
+        self._go_on(replace(self._content, rounds=rounds, stretches=stretches, place=place))
 
     def copy(self) -> Memory:
         """A memory of its own with the same content."""
         other = Memory(recipe=self.recipe)
         other._layout, other._stretches, other._kept = self._layout, list(self._stretches), list(self._kept)
         other._place, other.parameters = self._place, self.parameters
+        other._folder, other._is_draft = self._folder, self._folder is not None
         return other
 
     def bound_to(self, model: Snapshot, momentum: Tensor | None = None) -> Memory:
@@ -193,7 +212,7 @@ class Memory:
         if place is None:
             return
         marks = [each.mark for each in self._kept[place.first :]]
-        place.require(model.parameters, self.recipe, marks, self.vectors)
+        place.require(model.parameters, self.recipe, marks, lambda: self.vectors)
 
     def mass(self, names: Iterable[str], rounds: range | None = None) -> float:
         """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""
@@ -244,7 +263,7 @@ class Memory:
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
-        return [float(torch.linalg.vector_norm(self._total(name))) for name in names]
+        return [float(torch.linalg.vector_norm(self.vectors[name])) for name in names]
 
     def loudness(self, names: Iterable[str]) -> float:
         """How long the pull of these clients is by weight, in units of the median of those who stay; 1 is as theirs.
@@ -252,19 +271,16 @@ class Memory:
         Whoever boosts its updates pulls longer than others of its weight.
         """
         leaving = tuple(names)
-        strengths = {name: length / weight for name, length, weight in self._strengths() if weight > 0}
+        lengths, weights = dict[str, float](), dict[str, float]()  # over the rounds that recorded both
+        for each in (each for each in self._kept if each.pulls):
+            for name, share in each.shares.items():
+                lengths[name] = lengths.get(name, 0.0) + each.pulls.get(name, 0.0)
+                weights[name] = weights.get(name, 0.0) + share
+        strengths = {name: lengths[name] / weight for name, weight in weights.items() if weight > 0}
         others = [strengths[name] for name in strengths if name not in leaving]
         own = [strengths[name] for name in leaving if name in strengths]
         usual = statistics.median(others) if others else 0.0
         return max(own) / usual if own and usual > 0 else 1.0
-
-    def _strengths(self) -> list[tuple[str, float, float]]:
-        """Of each client the summed length of its pulls and its summed weight, over the rounds that recorded both."""
-        known = [each for each in self._kept if each.pulls]
-        return [
-            (name, sum(each.pulls.get(name, 0.0) for each in known), sum(each.shares.get(name, 0.0) for each in known))
-            for name in self.clients
-        ]
 
     def without(self, names: Iterable[str]) -> Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
@@ -281,41 +297,24 @@ class Memory:
         return left
 
     def _without_one(self, gone: str) -> Memory:
-        other = Memory(recipe=self.recipe)
-        other._layout, other.parameters = self._layout, self.parameters
-        numbers = [number for number, each in enumerate(self._kept) if each.without(gone) is not None]
-        other._kept = [left for each in self._kept if (left := each.without(gone)) is not None]
+        other = self.copy()
+        left = [(number, each.without(gone)) for number, each in enumerate(self._kept)]
+        numbers = [number for number, each in left if each is not None]
+        other._place, other._stretches = None, []
+        other._kept = [each for _, each in left if each is not None]
         for stretch in self._stretches:
-            first = sum(number < stretch.rounds.start for number in numbers)
-            last = sum(number < stretch.rounds.stop for number in numbers)
-            vectors = self._vectors_without(gone, stretch)
-            if vectors or last > first:
+            first, last = (bisect_left(numbers, end) for end in (stretch.rounds.start, stretch.rounds.stop))
+            met = corrections(self._kept[stretch.rounds.start : stretch.rounds.stop], gone)
+            vectors = stretch.vectors.without(gone, met)
+            if last > first or next(iter(vectors), None) is not None:
                 other._stretches.append(Stretch(range(first, last), vectors))
         return other
 
-    def _vectors_without(self, gone: str, stretch: Stretch) -> dict[str, Tensor]:
-        found, leaving = {}, stretch.vectors.get(gone)
-        for name, vector in stretch.vectors.items():
-            if name == gone:
-                continue
-            own = self._share(name, gone, stretch.rounds)
-            theirs = self._share(gone, name, stretch.rounds)
-            if leaving is not None and own > 0:  # else they never met, and the leaver may have been alone (mass 1)
-                vector = (vector + own / (1 - self.mass([gone], stretch.rounds)) * leaving) / (1 - theirs)
-            found[name] = vector
-        return found
-
-    def _share(self, name: str, beside: str, rounds: range) -> float:
-        """Mean weight of ``name`` over the rounds in which ``beside`` took part."""
-        kept = self._kept[rounds.start : rounds.stop]
-        shared = [each.shares.get(name, 0.0) for each in kept if each.shares.get(beside, 0.0) > 0]
-        return sum(shared) / len(shared) if shared else 0.0
-
     def _pulls(self, names: tuple[str, ...]) -> list[tuple[Tensor, range]]:
         """A_U of each stretch in which one of them pulled."""
-        missing = [name for name in names if name not in self.clients]
+        missing = [name for name in names if not any(name in stretch.vectors for stretch in self._stretches)]
         if missing:
-            known = ", ".join(self.clients) or "none"
+            known = listed(self.clients) or "none"
             raise RequestError(f"No vector of client {missing[0]!r} was kept while training; there are: {known}.")
         if not names:
             raise RequestError("Name at least one client whose influence is wanted.")
@@ -341,10 +340,6 @@ class Memory:
             found.append(works)
         return found
 
-    def _total(self, name: str) -> Tensor:
-        own = [stretch.vectors[name] for stretch in self._stretches if name in stretch.vectors]
-        return own[0] if len(own) == 1 else torch.stack(own).sum(dim=0)
-
     def _flat(self, update: Update) -> Tensor:
         if not isinstance(update, Tensor):
             if self._layout is None:
@@ -361,15 +356,44 @@ class Memory:
         has_momentum = isinstance(server, FedAvgM) and server.momentum > 0
         return STRETCHES if has_momentum or (place is not None and place.now.numel() <= SMALL_MODEL) else 1
 
-    def save(self, path: Path) -> None:
-        """Write it to one safetensors file."""
-        write_memory(path, MemoryContent(self.recipe, self._kept, self._stretches, self._place, self.parameters))
+    def _fresh(self, pulls: Mapping[str, Tensor]) -> Vectors:
+        """The vectors of a new stretch."""
+        return Held(pulls) if self._folder is None else self._folder.vectors(pulls, self._stretches)
+
+    @property
+    def _content(self) -> MemoryContent:
+        return MemoryContent(
+            self.recipe, self._kept, self._stretches, self._place, self.parameters, layout=self._layout
+        )
+
+    def _go_on(self, content: MemoryContent, *, saving: bool = False) -> None:
+        """Hold this from now on, once it is on disk where that is to be."""
+        if self._folder is not None and (saving or not self._is_draft):
+            self._folder, self._is_draft = self._folder.written(content), False
+            assert self._folder.content is not None
+            content = self._folder.content
+        self._kept, self._stretches, self._place = list(content.rounds), list(content.stretches), content.place
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write it to one safetensors file; or, without a path, into the folder that its vectors are in.
+
+        The folder then holds this memory, in one move: vectors of those who left are overwritten and deleted, those of
+        the clients that met them corrected. Other memories of the folder are refused from then on.
+        """
+        if path is not None:
+            write_memory(Path(path), self._content)
+            return
+        if self._folder is None:
+            raise RequestError("The memory has no folder of its own: say where, memory.save(path).")
+        self._go_on(self._content, saving=True)
 
     @classmethod
-    def load(cls, path: Path, client: ClientRule | None = None) -> Memory:
-        """Read it back; a client rule of your own, such as ``Measured``, is given again."""
-        content = read_memory(path, client)
+    def load(cls, path: str | Path, client: ClientRule | None = None) -> Memory:
+        """Read a file, or go on with a folder; a client rule of your own, such as ``Measured``, is given again."""
+        folder = MemoryFolder.opened(Path(path), client) if Path(path).is_dir() else None
+        content = folder.content if folder is not None else read_memory(Path(path), client)
+        assert content is not None
         memory = cls(recipe=content.recipe)
-        memory._kept, memory._stretches, memory._place = content.rounds, content.stretches, content.place
-        memory.parameters = content.parameters
+        memory._kept, memory._stretches, memory._place = list(content.rounds), content.stretches, content.place
+        memory._folder, memory._layout, memory.parameters = folder, content.layout, content.parameters
         return memory

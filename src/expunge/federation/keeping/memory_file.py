@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expunge.core.vectors import Layout
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import KeptRound
-from expunge.federation.keeping.stretches import Stretch
+from expunge.federation.keeping.stretches import Held, Stretch
 from expunge.federation.keeping.tensor_file import TensorFile, read_tensors, reading, write_tensors
 from expunge.federation.training.recipe import ClientRule, Recipe
 
@@ -30,14 +31,16 @@ class MemoryContent:
     stretches: list[Stretch]
     place: Place | None
     parameters: tuple[str, ...] | None = None
+    layout: Layout | None = None
 
 
 def write_memory(path: Path, memory: MemoryContent) -> None:
     """Write it whole or not at all."""
     clients = list(dict.fromkeys(name for stretch in memory.stretches for name in stretch.vectors))
+    numbers = {name: number for number, name in enumerate(clients)}
     tensors, place = dict[str, Tensor](), memory.place
     for at, stretch in enumerate(memory.stretches):
-        tensors |= {f"{at}.{clients.index(name)}": vector for name, vector in stretch.vectors.items()}
+        tensors |= {f"{at}.{numbers[name]}": stretch.vectors[name] for name in stretch.vectors}
     content: dict[str, Any] = {
         "clients": clients,
         "rounds": [each.as_dict() for each in memory.rounds],
@@ -65,7 +68,7 @@ def read_memory(path: Path, client: ClientRule | None = None) -> MemoryContent:
         for at, (first, last) in enumerate(content["stretches"]):
             numbered = {name: f"{at}.{number}" for number, name in enumerate(content["clients"])}
             own = {name: found.tensors[key] for name, key in numbered.items() if key in found.tensors}
-            stretches.append(Stretch(range(first, last), own))
+            stretches.append(Stretch(range(first, last), Held(own)))
         rounds = [KeptRound.from_dict(each) for each in content["rounds"]]
         recipe, chosen = Recipe.from_dict(content["recipe"], client), content.get("parameters")
         if chosen is not None and not all(isinstance(name, str) for name in chosen):

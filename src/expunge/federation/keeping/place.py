@@ -6,7 +6,7 @@ rule, another model, or a memory from before an earlier forget.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,8 +35,8 @@ class Place:
 
     Example:
         >>> place = Place.at(torch.zeros(2)).moved(Recipe(), torch.ones(2))
-        >>> place.require(torch.ones(2), Recipe(), [], {})
-        >>> place.require(-torch.ones(2), Recipe(), [], {})
+        >>> place.require(torch.ones(2), Recipe(), [], dict)
+        >>> place.require(-torch.ones(2), Recipe(), [], dict)
         Traceback (most recent call last):
         expunge.errors.RequestError: The recorded rounds do not lead to this model: it went the other way, ...
     """
@@ -66,7 +66,7 @@ class Place:
         return replace(self, now=now, momentum=own, travelled=self.travelled + length)
 
     def require(
-        self, model: Tensor, recipe: Recipe, marks: Sequence[Mark | None], vectors: Mapping[str, Tensor]
+        self, model: Tensor, recipe: Recipe, marks: Sequence[Mark | None], vectors: Callable[[], Mapping[str, Tensor]]
     ) -> None:
         """Refuse a model that the rounds do not lead to, and say what is wrong as far as it can be told.
 
@@ -74,7 +74,7 @@ class Place:
             model: the weights to forget in.
             recipe: as it was stated.
             marks: of the rounds since the start.
-            vectors: of each client.
+            vectors: gives those of all clients, and is called only where the model is refused.
         """
         eps = torch.finfo(model.dtype).eps
         model = model.to(self.now)
@@ -82,7 +82,7 @@ class Place:
         bound = 5 * (1 + len(marks)) * eps * (float(self.now.norm()) + self.travelled)
         if not float(apart.norm()) <= bound:
             raise RequestError(
-                f"The recorded rounds do not lead to this model: {self._reason(model, bound, recipe, marks, vectors)}"
+                f"The recorded rounds do not lead to this model: {self._reason(model, bound, recipe, marks, vectors())}"
             )
 
     def _reason(

@@ -30,7 +30,7 @@ class KeptRound:
         pulls: the length of each participant's pull, where it was recorded.
         peaks: the shape of each participant's update, of the first rounds.
         plain: whether the mean was added as it is, whatever the server's rule.
-        mark: length and sum of the mean update, by which the same round is known again; None once somebody left.
+        mark: length and sum of the mean update, by which the same round is known again; None once a participant left.
     """
 
     shares: Mapping[str, float]
@@ -75,7 +75,9 @@ class KeptRound:
         return found
 
     def without(self, gone: str) -> KeptRound | None:
-        """The round had this client not taken part; None where nobody else did."""
+        """The round had this client not taken part; itself where it did not, None where nobody else did."""
+        if gone not in self.shares:
+            return self
         rest = 1 - self.shares.get(gone, 0.0)
         if rest <= ROUNDING:
             return None
@@ -124,6 +126,35 @@ def staying(
         Round(tuple(work for name, work in own.items() if name not in leaving), each.plain)
         for own, each in zip(works, kept, strict=True)
     )
+
+
+def corrections(kept: Sequence[KeptRound], gone: str) -> dict[str, tuple[float, float]]:
+    """What a departure does to those who met the leaver: ``B_v <- (B_v + w_v/(1-w_u) B_u) / (1-w_u)``.
+
+    w_v is its mean weight over the rounds of u, w_u in the fraction the leaver's over its own rounds, and w_u in the
+    divisor the leaver's over the rounds of v. A client that never met the leaver is not in it.
+
+    Args:
+        kept: the rounds.
+        gone: u.
+
+    Returns:
+        By client the factor of ``B_u``, and the divisor.
+    """
+    shared = [each for each in kept if each.shares.get(gone, 0.0) > 0]
+    own: dict[str, float] = {}
+    for each in shared:
+        for name, share in each.shares.items():
+            if name != gone and share > 0:
+                own[name] = own.get(name, 0.0) + share
+    beside, rounds = dict.fromkeys(own, 0.0), dict.fromkeys(own, 0)
+    for each in kept:
+        for name, share in each.shares.items():
+            if name in own and share > 0:
+                beside[name] += each.shares.get(gone, 0.0)
+                rounds[name] += 1
+    rest = 1 - sum(each.shares[gone] for each in shared) / len(shared) if shared else 1.0
+    return {name: (own[name] / len(shared) / rest, 1 - beside[name] / rounds[name]) for name in own}
 
 
 def _each(given: PerClient, shares: Mapping[str, float], what: str) -> dict[str, float]:
