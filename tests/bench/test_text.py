@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from expunge.bench import text
 from expunge.bench.experiments import EXPERIMENTS
+from expunge.bench.leaving import Departure
 from expunge.bench.runner import run
 from expunge.bench.scales import scale_of
 from expunge.bench.store import Store
@@ -69,7 +69,7 @@ def test_it_runs_and_what_was_measured_is_kept(tmp_path, monkeypatch):
     (trained,) = [row for row in results.rows if row.method == "trained"]
     assert retrace.forget_loss != trained.forget_loss
     assert retrace.sample_gradients > 0
-    monkeypatch.setattr(text, "left", lambda _stage: pytest.fail("it was measured before"))
+    monkeypatch.setattr(Departure, "left", lambda *_: pytest.fail("it was measured before"))
     assert run(EXPERIMENTS["text"], scale, (10,), store).rows == results.rows
     with pytest.raises(pytest.fail.Exception):
         run_text((10,), dataclasses.replace(SIZES["smoke"], copies=6), PLAYS, store)
