@@ -81,3 +81,8 @@ class Tokens:
     def prompt(self, question: str, length: int) -> list[int]:
         """What stands before an answer."""
         return [*self.encoded(question)[: length // 2 - 1], ANSWER]
+
+    def fitting(self, question: str, answer: str, length: int) -> str:
+        """As much of an answer as a row has room for after its question."""
+        room = length - len(self.prompt(question, length))
+        return self.decoded(self.encoded(" " + answer)[:room]).strip()

@@ -31,6 +31,7 @@ _OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {
     "response": response_figures,
     "persistence": persistence_figures,
     "text": text_figures,
+    "tofu": text_figures,
 }
 """Experiments that are drawn in their own way."""
 
