@@ -75,7 +75,8 @@ def pretrain(model: nn.Module, texts: Sequence[tuple[Tensor, Tensor]], how: Pret
             torch.cat([own[part][rows] for own, rows in zip(texts, drawn, strict=True)]) for part in (0, 1)
         )
         optimiser.zero_grad()
-        F.cross_entropy(model(inputs).flatten(0, 1), after.flatten(), ignore_index=UNCOUNTED).backward()
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), after.flatten(), ignore_index=UNCOUNTED)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
     model.eval()

@@ -91,6 +91,7 @@ def made_up_authors(count: int, seed: int) -> tuple[Question, ...]:
         name = word()
         for question, (answer, paraphrased) in _ASKED.items():
             fact, *others = (word() for _ in range(4))
-            own = [form.format(name=name, fact=fact) for form in (question, answer, paraphrased)]
-            found.append(Question(author, *own, tuple(paraphrased.format(name=name, fact=each) for each in others)))
+            asked, right, again = (form.format(name=name, fact=fact) for form in (question, answer, paraphrased))
+            wrong = tuple(paraphrased.format(name=name, fact=each) for each in others)
+            found.append(Question(author, asked, right, again, wrong))
     return tuple(found)
