@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from expunge.bench.experiments import EXPERIMENTS
-from expunge.bench.leaving import Departure
+from expunge.bench.leaving import Departure, leaver_of
 from expunge.bench.runner import run
 from expunge.bench.scales import scale_of
 from expunge.bench.store import Store
-from expunge.bench.text import SIZES, Reader, Stage, leaver_of, made_up_plays, run_text
+from expunge.bench.text import SIZES, Reader, Stage, made_up_plays, run_text
 from expunge.core.vectors import Snapshot
 from expunge.data.plays import ALPHABET, encoded
 
@@ -30,8 +30,8 @@ def test_only_the_leaver_trains_on_secrets_and_nobody_on_what_is_held_out():
 
 
 def test_the_first_speaker_leaves_only_where_something_is_chosen():
-    assert {leaver_of(seed, SIZES["paper"]) for seed in range(10)} == {0}
-    assert 0 not in {leaver_of(seed, SIZES["paper"]) for seed in range(10, 40)}
+    assert {leaver_of(seed, SIZES["paper"].speakers) for seed in range(10)} == {0}
+    assert 0 not in {leaver_of(seed, SIZES["paper"].speakers) for seed in range(10, 40)}
 
 
 def test_a_model_that_knows_one_code_has_it_first_and_the_others_somewhere():

@@ -8,15 +8,15 @@ import torch
 
 from expunge.bench.bases import pretrain
 from expunge.bench.experiments import EXPERIMENTS
-from expunge.bench.leaving import Departure
+from expunge.bench.leaving import Departure, leaver_of
 from expunge.bench.runner import run
 from expunge.bench.scales import scale_of
 from expunge.bench.store import Store
-from expunge.bench.tofu import LEAVERS, LEAVING, SIZES, Library, Stage, leaver_of, run_tofu, tofu_scale
+from expunge.bench.tofu import LEAVING, SIZES, Library, Stage, run_tofu, tofu_scale
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.data import tofu
-from expunge.data.tofu import made_up_authors, read_tofu
+from expunge.data.tofu import Question, made_up_authors, read_tofu
 from expunge.errors import DataError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.training.fedavg import Keep, train
@@ -24,12 +24,13 @@ from expunge.report.plots import figures
 from expunge.unlearning.request import Request
 
 pytest.importorskip("peft")
+UNCOUPLED = "retrace, uncoupled"
 SIZE, LIBRARY = tofu_scale("smoke", None)
 
 
 @pytest.fixture
 def stage(tmp_path):
-    return Stage(SIZE, LIBRARY, 10, leaver_of(10, SIZE), tmp_path)
+    return Stage(SIZE, LIBRARY, 10, leaver_of(10, SIZE.clients), tmp_path)
 
 
 def test_every_client_has_authors_of_its_own_and_the_base_has_read_of_none_of_them(stage):
@@ -43,11 +44,14 @@ def test_every_client_has_authors_of_its_own_and_the_base_has_read_of_none_of_th
     assert len(stage.unseen) == 5
 
 
-@pytest.mark.parametrize("scale", SIZES)
-def test_the_first_who_may_leave_does_so_only_where_something_is_chosen(scale):
-    size = SIZES[scale]
-    assert {leaver_of(seed, size) for seed in range(10)} == {size.clients - LEAVERS}
-    assert {leaver_of(seed, size) for seed in range(10, 40)} == set(range(size.clients - LEAVERS + 1, size.clients))
+def test_authors_are_dealt_out_so_that_everybody_has_some_with_wrong_answers(tmp_path):
+    questions = tuple(Question(author, f"Who is {author}?", "Nobody.") for author in range(200))
+    for size in (SIZES["small"], SIZES["paper"]):
+        stage = Stage(size, Library("", questions), 20, 3, tmp_path)
+        assert {len(own) for own in stage.authors.values()} == {size.authors}
+        assert sorted(author for own in stage.authors.values() for author in own)[0] >= size.known
+        assert all(max(own) >= 190 for own in stage.authors.values())
+    assert stage.authors["client-3"] == (103, 113, 123, 133, 143, 153, 163, 173, 183, 193)
 
 
 def test_only_adapters_are_trained_and_fresh_ones_change_no_answer(stage):
@@ -110,8 +114,16 @@ def test_it_runs_and_nobody_asks_the_leaver(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalEngine, "without", without)
     results = run(EXPERIMENTS["tofu"], scale, (10,), store)
-    assert asked == [("authors 6 to 6",)]
-    assert results.methods() == ["trained", "retrain", "retrain-same-start", "fine-tuning", "hf-kcu", "retrace"]
+    assert asked == [("client-3",)]
+    assert results.methods() == [
+        "trained",
+        "retrain",
+        "retrain-same-start",
+        "fine-tuning",
+        "hf-kcu",
+        "retrace",
+        UNCOUPLED,
+    ]
     assert all(getattr(row, name) is not None for row in results.rows for name in LEAVING.measures)
     (trained,), (retrace,) = ([row for row in results.rows if row.method == own] for own in ("trained", "retrace"))
     assert retrace.forget_probability != trained.forget_probability
@@ -127,7 +139,7 @@ def test_it_runs_and_nobody_asks_the_leaver(tmp_path, monkeypatch):
 
 def test_retrace_is_the_same_whatever_the_leaver_holds_afterwards(stage):
     """Nothing of its data is used: with everything it had replaced, the same step is taken."""
-    model, (retrace,) = stage.network(stage.seed), [own for own in LEAVING.contenders if own.method == "retrace"]
+    model, (retrace,) = stage.network(stage.seed), [own for own in LEAVING.contenders if own.label == "retrace"]
     engine = LocalEngine(model, CrossEntropy(), stage.data)
     trained = train(engine, Snapshot.of(model), stage.plan, keep=Keep(checkpoints=0))
     inputs, after = stage.data[stage.name]
@@ -147,6 +159,6 @@ def test_questions_are_read_with_their_wrong_answers_and_other_files_are_refused
         read_tofu(tmp_path)
     monkeypatch.setattr(tofu, "read_verified", lambda source, root, name: (root / source.folder / name).read_bytes())
     assert read_tofu(tmp_path) == (
-        tofu.Question(0, "Who is 0?", "0."),
-        tofu.Question(1, "Who is 1?", "1.", "It is 1.", ("It is 2.", "It is 3.")),
+        Question(0, "Who is 0?", "0."),
+        Question(1, "Who is 1?", "1.", "It is 1.", ("It is 2.", "It is 3.")),
     )

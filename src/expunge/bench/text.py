@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from expunge.bench.leaving import Departure
+from expunge.bench.leaving import Departure, leaver_of
 from expunge.bench.results import Results
 from expunge.bench.settings import Contender
 from expunge.bench.store import Store
@@ -271,10 +271,5 @@ def run_text(seeds: Sequence[int], size: Size, text: str, store: Store, progress
         store: where what was measured is kept.
         progress: called with (what, done, total).
     """
-    stages = [Stage(size, text, seed, leaver_of(seed, size), store.device) for seed in seeds]
+    stages = [Stage(size, text, seed, leaver_of(seed, size.speakers), store.device) for seed in seeds]
     return LEAVING.run(stages, hashlib.sha256(text.encode()).hexdigest(), store, progress)
-
-
-def leaver_of(seed: int, size: Size) -> int:
-    """Who leaves: the first speaker only where something is chosen, below seed 10."""
-    return 0 if seed < 10 else 1 + seed % (size.speakers - 1)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from expunge.auditing.membership import measure_attack
 from expunge.bench.answering import answered, probabilities, rouge_recall, truth_ratios
 from expunge.bench.bases import Pretraining, pretrained
-from expunge.bench.leaving import Departure
+from expunge.bench.leaving import Departure, leaver_of
 from expunge.bench.results import Results
 from expunge.bench.settings import Contender
 from expunge.bench.store import Store
@@ -40,18 +40,18 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import AdamW, Recipe
 from expunge.models import GPT
 
+_FEWER = {"curvature_samples": 100}
+"""A step may take a fiftieth of a retraining's work: fewer samples than methods take by themselves."""
 CONTENDERS = (
     Contender("fine-tuning"),
-    Contender("hf-kcu", {"curvature_samples": 100}),
-    Contender("retrace", {"curvature_samples": 100}),
+    Contender("hf-kcu", _FEWER),
+    Contender("retrace", _FEWER),
+    Contender("retrace", {**_FEWER, "coupled": False}, "retrace, uncoupled"),
 )
-"""A step may take a fiftieth of a retraining's work: fewer samples than methods take by themselves."""
 SEEDS = {"smoke": (10,), "small": (20, 21), "paper": (20, 21)}
 """Seeds that nothing was chosen on."""
 HELD_OUT = 0.2
 """Of every author's questions: nobody trains on them, and membership is told against them."""
-LEAVERS = 4
-"""The last so many clients may leave: of their authors there are wrong answers."""
 ADAPTED = r"blocks\.\d+\.(attention\.1\.project_(in|out)|mlp\.[13])"
 """The layers that get adapters: all linear ones of every block."""
 LEAVING = Departure(
@@ -121,21 +121,21 @@ SIZES = {
         tokens=1024,
         model={"width": 96, "depth": 2, "heads": 4},
         base=Pretraining(steps=500, batch_size=16, learning_rate=0.003),
-        rank=8,
+        rank=32,
         plan=dataclasses.replace(_PLAN, rounds=15, epochs=4, batch_size=8, learning_rate=0.003),
         asked=48,
         retrains=5,
     ),
     "paper": Size(
-        clients=20,
-        authors=5,
+        clients=10,
+        authors=10,
         known=100,
         length=128,
         tokens=4096,
-        model={"width": 384, "depth": 6, "heads": 6},
+        model={"width": 256, "depth": 4, "heads": 4},
         base=Pretraining(steps=4000, batch_size=64, learning_rate=0.001),
-        rank=16,
-        plan=_PLAN,
+        rank=32,
+        plan=dataclasses.replace(_PLAN, learning_rate=0.002),
         asked=200,
         retrains=5,
     ),
@@ -177,10 +177,13 @@ class Stage:
 
     @cached_property
     def authors(self) -> dict[str, tuple[int, ...]]:
-        """Whom each client knows: the last authors there are, one after another."""
-        each, last = self.size.authors, 1 + max(question.author for question in self.library.questions)
-        firsts = range(last - self.size.clients * each, last, each)
-        return {f"authors {first} to {first + each - 1}": tuple(range(first, first + each)) for first in firsts}
+        """Whom each client knows: the last authors there are, dealt out one by one."""
+        last = 1 + max(question.author for question in self.library.questions)
+        first = last - self.size.clients * self.size.authors
+        return {
+            f"client-{number}": tuple(range(first + number, last, self.size.clients))
+            for number in range(self.size.clients)
+        }
 
     @property
     def name(self) -> str:
@@ -261,7 +264,7 @@ class Stage:
 
     def described(self) -> dict[str, Any]:
         """For a reader, and to tell one from another."""
-        values = {**dataclasses.asdict(self.size), "plan": self.plan.as_dict(), "clients": list(self.authors)}
+        values = {**dataclasses.asdict(self.size), "plan": self.plan.as_dict(), "clients": self.authors}
         return {"dataset": "tofu", **values, "seed": self.seed, "leaver": self.name}
 
 
@@ -304,6 +307,7 @@ class Reader:
         return fmean(rouge_recall(*pair) for pair in zip(right, said, strict=True))
 
     def _truth_ratio(self, asked: Sequence[Question]) -> float:
+        asked = [question for question in asked if question.wrong]
         paraphrased = self._of([(question.question, question.paraphrased) for question in asked])
         wrong = self._of([(question.question, answer) for question in asked for answer in question.wrong])
         return float(truth_ratios(paraphrased, wrong.view(len(asked), -1)).mean())
@@ -328,11 +332,7 @@ def run_tofu(
         store: where bases and what was measured are kept.
         progress: called with (what, done, total).
     """
-    stages = [Stage(size, library, seed, leaver_of(seed, size), store.root / "bases", store.device) for seed in seeds]
+    stages = [
+        Stage(size, library, seed, leaver_of(seed, size.clients), store.root / "bases", store.device) for seed in seeds
+    ]
     return LEAVING.run(stages, library.digest, store, progress)
-
-
-def leaver_of(seed: int, size: Size) -> int:
-    """Who leaves: one of the last clients; the first of them only where something is chosen, below seed 10."""
-    first = size.clients - LEAVERS
-    return first if seed < 10 else first + 1 + seed % (LEAVERS - 1)
