@@ -6,13 +6,14 @@ import json
 import pytest
 import torch
 
+from expunge.bench.adapters import Library, Stage
 from expunge.bench.bases import pretrain
 from expunge.bench.experiments import EXPERIMENTS
 from expunge.bench.leaving import Departure, leaver_of
 from expunge.bench.runner import run
 from expunge.bench.scales import scale_of
 from expunge.bench.store import Store
-from expunge.bench.tofu import LEAVING, SIZES, Library, Stage, run_tofu, tofu_scale
+from expunge.bench.tofu import LEAVING, SIZES, run_tofu, tofu_scale
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.data import tofu

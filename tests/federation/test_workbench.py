@@ -142,6 +142,21 @@ def test_recorded_steps_are_the_plain_ones(build, compiled):
                 torch.testing.assert_close(recorded[name].buffers[buffer], values, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # what compiling imports
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_steps_on_tokens_are_the_plain_ones(compiled):
+    model, chance = GPT(6, 5, width=8, depth=1, heads=2).double().cuda(), torch.Generator().manual_seed(0)
+    inputs = {name: torch.randint(6, (count, 5), generator=chance).cuda() for name, count in COUNTS.items()}
+    targets = {name: own.roll(-1, dims=1).where(own != 3, -100) for name, own in inputs.items()}
+    data = {name: (inputs[name], targets[name]) for name in COUNTS}
+    engine, start = LocalEngine(model, CrossEntropy(), data, compiled=compiled), Snapshot.of(model)
+    tasks = {name: Train(start, 3, 4, 0.1, seed) for seed, name in enumerate(data)}
+    for name, reply in engine.ask(tasks).items():
+        plain = engine._clients[name].perform(tasks[name])
+        torch.testing.assert_close(reply.update, plain.update, rtol=1e-9, atol=1e-12)
+
+
 def test_batches_of_tokens_weigh_as_many_as_count():
     """A recorded step divides by the tokens that count in the batch, as the plain one does, not by its samples."""
     inputs = torch.randint(6, (12, 5), generator=torch.Generator().manual_seed(0))
