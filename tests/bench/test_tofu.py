@@ -21,6 +21,7 @@ from expunge.data.tofu import Question, made_up_authors, read_tofu
 from expunge.errors import DataError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.training.fedavg import Keep, train
+from expunge.report.layout import scenario_line
 from expunge.report.plots import figures
 from expunge.unlearning.request import Request
 
@@ -130,6 +131,10 @@ def test_it_runs_and_nobody_asks_the_leaver(tmp_path, monkeypatch):
     assert retrace.forget_probability != trained.forget_probability
     assert retrace.sample_gradients > 0
     assert list(figures(results)) == ["tofu"]
+    assert scenario_line(results) == (
+        "tofu, 5 clients, GPT of width 16, depth 1, heads 2, 2 rounds of 1 epoch; client-3 leaves; seed 10, "
+        "2 retrained models (too few for a verdict)."
+    )
     results.save(tmp_path / "results.json")
     assert len(json.loads((tmp_path / "results.json").read_text())["rows"]) == len(results.rows)
     monkeypatch.setattr(Departure, "left", lambda *_: pytest.fail("it was measured before"))

@@ -99,12 +99,27 @@ class Departure:
         """Everything for every stage, a seed each, and put together; ``data`` is the digest of what they read."""
         with one_by_one() as pool:
             parts = all_done([partial(self._kept, stage, data, store) for stage in stages], pool, progress, self.who)
-        scenario = {**stages[0].described(), "title": self.title}
-        scenario |= {"seeds": [stage.seed for stage in stages], "leavers": [stage.name for stage in stages]}
         rows = [row for part in parts for row in part.rows]
         date = max((part.date for part in parts if part.date is not None), default=utc_now())
         where = parts[0].environment or environment()
-        return Results(self.experiment, scenario, where, rows, self._ranges(parts), date=date)
+        return Results(self.experiment, self._scenario(stages), where, rows, self._ranges(parts), date=date)
+
+    def _scenario(self, stages: Sequence[Stage]) -> dict[str, Any]:
+        """What was done, in the words that reports know: numbers and names in the place of what made them."""
+        first, described = stages[0], stages[0].described()
+        sides = ", ".join(f"{name} {size}" for name, size in described["model"].items())
+        return {
+            **described,
+            "title": self.title,
+            "architecture": described["model"],
+            "model": f"GPT of {sides}",
+            "names": described["clients"],
+            "clients": len(first.data),
+            "seeds": [stage.seed for stage in stages],
+            "forgotten": [stage.name for stage in stages],
+            "steps": [{"clients": [first.name], "shares": {}, "triggered": []}],
+            "retrains_per_seed": first.retrains,
+        }
 
     def _kept(self, stage: Stage, data: str, store: Store) -> Part:
         content = [self.version, self.experiment, stage.described(), data]

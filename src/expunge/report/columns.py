@@ -74,20 +74,20 @@ _ALL = (
     ),
     Measure(
         "forget_probability",
-        "probability of the leaver's answers (%)",
+        "probability, leaver (%)",
         "What the model takes each token of a right answer to a question of the leaver's for, on (geometric) average.",
         compared=True,
     ),
     Measure(
         "forget_rouge",
-        "ROUGE-L on the leaver's questions (%)",
+        "ROUGE-L, leaver (%)",
         "How many of the right answer's words are, in their order, in what the model says to a question of the"
         " leaver's.",
         compared=True,
     ),
     Measure(
         "forget_truth_ratio",
-        "truth ratio on the leaver's questions",
+        "truth ratio, leaver",
         "How probable wrong answers to the leaver's questions are beside the right one in other words: who does not"
         " know the answer is near 1.",
         form="number",
@@ -95,19 +95,19 @@ _ALL = (
     ),
     Measure(
         "others_probability",
-        "probability of the others' answers (%)",
+        "probability, others (%)",
         "The same for questions of those who stay, which they trained on.",
         compared=True,
     ),
     Measure(
         "others_rouge",
-        "ROUGE-L on the others' questions (%)",
+        "ROUGE-L, others (%)",
         "The same for questions of those who stay, which they trained on.",
         compared=True,
     ),
     Measure(
         "others_truth_ratio",
-        "truth ratio on the others' questions",
+        "truth ratio, others",
         "The same for those questions of those who stay that have wrong answers.",
         form="number",
         compared=True,
