@@ -45,8 +45,6 @@ LEAVING = Departure(
     ),
     version=1,
 )
-
-
 _PLAN = TrainingPlan(rounds=20, epochs=4, batch_size=16, learning_rate=0.001, recipe=Recipe(AdamW()))
 SIZES = {
     "smoke": Size(
@@ -76,15 +74,15 @@ SIZES = {
         retrains=5,
     ),
     "paper": Size(
-        clients=10,
-        authors=10,
+        clients=20,
+        authors=5,
         known=100,
         length=128,
         tokens=4096,
         model={"width": 256, "depth": 4, "heads": 4},
         base=Pretraining(steps=3000, batch_size=64, learning_rate=0.001),
         rank=32,
-        plan=dataclasses.replace(_PLAN, learning_rate=0.002),
+        plan=dataclasses.replace(_PLAN, batch_size=8, learning_rate=0.002),
         asked=200,
         retrains=5,
     ),
