@@ -3,7 +3,7 @@
 A small GPT is pre-trained on plays and on TOFU's first authors, and frozen. Clients with some of the other authors each
 fine-tune LoRA adapters together by AdamW, as FlowerTune does. After a client has left, does the model still know its
 authors? Measured as TOFU does (answering.py), beside models whose adapters were trained again on the same base. What is
-trained how long was chosen on the first leaver with seeds below 10.
+trained how long at scale `small` was chosen on the first leaver with seed 0; `paper` is larger by guess, not by trial.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import AdamW, Recipe
 
 _FEWER = {"curvature_samples": 100}
-"""A step may take a fiftieth of a retraining's work: fewer samples than methods take by themselves."""
+"""Fewer samples than methods take by themselves: at scale `paper` a step may take a fiftieth of a retraining."""
 CONTENDERS = (
     Contender("fine-tuning"),
     Contender("hf-kcu", _FEWER),
