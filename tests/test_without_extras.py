@@ -16,7 +16,7 @@ SNIPPETS = [
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     if "expunge.flower" not in block
 ]
-EXTRAS = ("sklearn", "matplotlib", "pandas", "flwr", "cryptography", "fastapi", "uvicorn")
+EXTRAS = ("sklearn", "matplotlib", "pandas", "flwr", "cryptography", "fastapi", "uvicorn", "peft", "tokenizers")
 BARE = """
 import sys
 
@@ -88,6 +88,7 @@ def test_forgetting_and_auditing_import_nothing_of_an_extra():
         "import expunge.flower": "Flower is not installed: pip install 'expunge[flower]'.",
         "import expunge.ledger.web.serving": "served by FastAPI: pip install 'expunge[serve]'.",
         "from expunge.extras import require\nrequire('uvicorn')": "served by uvicorn: pip install 'expunge[serve]'.",
+        "from expunge.data.tokens import Tokens\nTokens(['a'], 300)": "by tokenizers: pip install 'expunge[text]'.",
         "from expunge.data import load\nload('digits')": "scikit-learn: pip install 'expunge[bench]'.",
     }.items(),
 )

@@ -12,7 +12,9 @@ _SENTENCES = {
     "uvicorn": "The page is served by uvicorn: pip install 'expunge[serve]'.",
     "flwr": "Flower is not installed: pip install 'expunge[flower]'.",
     "matplotlib": "Plots need matplotlib: pip install 'expunge[bench]'.",
+    "peft": "Adapters are PEFT's: pip install 'expunge[text]'.",
     "sklearn": "The digits come with scikit-learn: pip install 'expunge[bench]'.",
+    "tokenizers": "Text is cut into tokens by tokenizers: pip install 'expunge[text]'.",
 }
 
 

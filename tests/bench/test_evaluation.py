@@ -161,6 +161,8 @@ class TestRows:
         assert row.digest == forgot.model.digest != trained.model.digest
         missing = [name for name in MEASURES if getattr(row, name) is None]
         of_text = ["secret_loss", "secret_rank", "secrets_likely", "secrets_first"]
+        asked = ("forget", "others")
+        of_text += [f"{whose}_{name}" for whose in asked for name in ("probability", "rouge", "truth_ratio")]
         assert missing == [*of_text, "training_overhead", "warned"]
         assert row.speedup == pytest.approx(20 / 2)
         assert row.speedup_in_gradients == pytest.approx(2000 / 50)

@@ -30,7 +30,8 @@ def results():
 def test_fields_are_the_documented_ones_in_order():
     expected = (
         "method seed test_accuracy test_loss forget_accuracy forget_loss secret_loss secret_rank"
-        " secrets_likely secrets_first asr trigger_pull trigger_rank"
+        " secrets_likely secrets_first forget_probability forget_rouge"
+        " forget_truth_ratio others_probability others_rouge others_truth_ratio asr trigger_pull trigger_rank"
         " trigger_moves nearby_pull mia_auc kl kl_forget distance trigger_distance unseen_distance kept_share logit_mse"
         " agreement parameter_gap causal_faithfulness accuracy_gap mia_success privacy_gap asr_reduction seconds"
         " speedup sample_gradients speedup_in_gradients rounds bytes stored_bytes training_overhead warned verdict"

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from expunge.bench import text
 from expunge.bench.experiments import EXPERIMENTS
+from expunge.bench.leaving import Departure, leaver_of
 from expunge.bench.runner import run
 from expunge.bench.scales import scale_of
 from expunge.bench.store import Store
-from expunge.bench.text import SIZES, Reader, Stage, leaver_of, made_up_plays, run_text
+from expunge.bench.text import SIZES, Reader, Stage, made_up_plays, run_text
 from expunge.core.vectors import Snapshot
 from expunge.data.plays import ALPHABET, encoded
 
@@ -30,8 +30,8 @@ def test_only_the_leaver_trains_on_secrets_and_nobody_on_what_is_held_out():
 
 
 def test_the_first_speaker_leaves_only_where_something_is_chosen():
-    assert {leaver_of(seed, SIZES["paper"]) for seed in range(10)} == {0}
-    assert 0 not in {leaver_of(seed, SIZES["paper"]) for seed in range(10, 40)}
+    assert {leaver_of(seed, SIZES["paper"].speakers) for seed in range(10)} == {0}
+    assert 0 not in {leaver_of(seed, SIZES["paper"].speakers) for seed in range(10, 40)}
 
 
 def test_a_model_that_knows_one_code_has_it_first_and_the_others_somewhere():
@@ -69,7 +69,7 @@ def test_it_runs_and_what_was_measured_is_kept(tmp_path, monkeypatch):
     (trained,) = [row for row in results.rows if row.method == "trained"]
     assert retrace.forget_loss != trained.forget_loss
     assert retrace.sample_gradients > 0
-    monkeypatch.setattr(text, "left", lambda _stage: pytest.fail("it was measured before"))
+    monkeypatch.setattr(Departure, "left", lambda *_: pytest.fail("it was measured before"))
     assert run(EXPERIMENTS["text"], scale, (10,), store).rows == results.rows
     with pytest.raises(pytest.fail.Exception):
         run_text((10,), dataclasses.replace(SIZES["smoke"], copies=6), PLAYS, store)

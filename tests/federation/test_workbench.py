@@ -17,6 +17,7 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.engines.local_data import LocalData
 from expunge.federation.engines.workbench import Workbench, can_record, side_by_side, weighted_loss
 from expunge.federation.messages.tasks import Draw, Train
+from expunge.models import GPT
 from federation.small import clients, mlp, norm_net
 
 COUNTS = {"ada": 9, "bob": 11, "cyd": 4, "dan": 17}
@@ -156,6 +157,40 @@ def test_recorded_steps_are_the_plain_ones(build, compiled, monkeypatch):
             torch.testing.assert_close(recorded[name].update, plain.update, rtol=1e-9, atol=1e-12)
             for buffer, values in plain.buffers.items():
                 torch.testing.assert_close(recorded[name].buffers[buffer], values, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # what compiling imports
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_steps_on_tokens_are_the_plain_ones(compiled):
+    model, chance = GPT(6, 5, width=8, depth=1, heads=2).double().cuda(), torch.Generator().manual_seed(0)
+    inputs = {name: torch.randint(6, (count, 5), generator=chance).cuda() for name, count in COUNTS.items()}
+    targets = {name: own.roll(-1, dims=1).where(own != 3, -100) for name, own in inputs.items()}
+    data = {name: (inputs[name], targets[name]) for name in COUNTS}
+    engine, start = LocalEngine(model, CrossEntropy(), data, compiled=compiled), Snapshot.of(model)
+    tasks = {name: Train(start, 3, 4, 0.1, seed) for seed, name in enumerate(data)}
+    for name, reply in engine.ask(tasks).items():
+        plain = engine._clients[name].perform(tasks[name])
+        torch.testing.assert_close(reply.update, plain.update, rtol=1e-9, atol=1e-12)
+
+
+def test_batches_of_tokens_weigh_as_many_as_count():
+    """A recorded step divides by the tokens that count in the batch, as the plain one does, not by its samples."""
+    inputs = torch.randint(6, (12, 5), generator=torch.Generator().manual_seed(0))
+    targets = inputs.roll(-1, dims=1)
+    for row in range(12):
+        targets[row, : row % 5] = -100
+    plain, filled = (
+        Workbench(GPT(6, 5, width=8, depth=1, heads=2).double(), CrossEntropy(), record=False) for _ in range(2)
+    )
+    filled.model.load_state_dict(plain.model.state_dict())
+    filled._stream = object()  # as if it were recorded: the step is what lies in its own tensors
+    filled._recorded = lambda rate: partial(filled._descend, filled._weighted, rate)
+    for part in (slice(0, 4), slice(3, 7), slice(8, 9), slice(6, 10), slice(1, 3)):
+        for bench in (plain, filled):
+            bench.step(Batch.of(inputs[part], targets[part]), batch_size=4, learning_rate=0.5)
+        for own, wanted in zip(filled.model.parameters(), plain.model.parameters(), strict=True):
+            torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_short_batches_weigh_what_they_hold():

@@ -27,6 +27,8 @@ from expunge.bench.store import Store
 from expunge.bench.studies import conditioning, perturbation
 from expunge.bench.text import SEEDS as TEXT_SEEDS
 from expunge.bench.text import run_text, text_scale
+from expunge.bench.tofu import SEEDS as TOFU_SEEDS
+from expunge.bench.tofu import run_tofu, tofu_scale
 from expunge.bench.trainings import SEEDS as UNSEEN
 from expunge.bench.trainings import replay, trainings
 from expunge.bench.verdict import SEEDS, fashion_scenario, run_verdicts
@@ -357,6 +359,10 @@ def _text(scale: Scale, seeds: Sequence[int], store: Store, _workers: int | None
     return run_text(seeds, *text_scale(scale.name, store.data_dir), store, progress)
 
 
+def _tofu(scale: Scale, seeds: Sequence[int], store: Store, _workers: int | None, progress: Progress | None) -> Results:
+    return run_tofu(seeds, *tofu_scale(scale.name, store.data_dir), store, progress)
+
+
 def _experiment(function: Callable[[Scale], list[Setting]], title: str) -> Experiment:
     return Experiment(function.__name__, title, function)
 
@@ -413,6 +419,13 @@ EXPERIMENTS: dict[str, Experiment] = {
             seeds={"smoke": SEEDS[:1], "small": SEEDS, "paper": SEEDS},
         ),
         Experiment("text", "A speaker and its secrets leave a language model", _nothing, whole=_text, seeds=TEXT_SEEDS),
+        Experiment(
+            "tofu",
+            "Who knows some authors leaves a language model's adapters",
+            _nothing,
+            whole=_tofu,
+            seeds=TOFU_SEEDS,
+        ),
     )
 }
 

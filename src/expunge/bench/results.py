@@ -44,6 +44,12 @@ class Row:
     secret_rank: float | None = None
     secrets_likely: float | None = None
     secrets_first: float | None = None
+    forget_probability: float | None = None
+    forget_rouge: float | None = None
+    forget_truth_ratio: float | None = None
+    others_probability: float | None = None
+    others_rouge: float | None = None
+    others_truth_ratio: float | None = None
     asr: float | None = None
     trigger_pull: float | None = None
     trigger_rank: float | None = None
@@ -82,7 +88,12 @@ class Row:
 NAMES = ("method", "verdict", "variant", "digest", "evidence")
 """What a row says in words; of a seed there is a whole number."""
 MEASURES = tuple(part.name for part in fields(Row) if part.name not in (*NAMES, "seed"))
-RATES = frozenset({"test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success", "warned"})
+RATES = frozenset(
+    {
+        *("test_accuracy", "forget_accuracy", "asr", "mia_auc", "agreement", "mia_success", "warned"),
+        *("forget_probability", "forget_rouge", "others_probability", "others_rouge"),
+    }
+)
 
 
 @dataclass(frozen=True)

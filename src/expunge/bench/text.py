@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import random
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -24,14 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from expunge.bench.measured import kept_part
-from expunge.bench.measuring import Part
-from expunge.bench.results import Results, Row, environment, utc_now
-from expunge.bench.runner import all_done
+from expunge.bench.leaving import Departure, leaver_of
+from expunge.bench.results import Results
 from expunge.bench.settings import Contender
 from expunge.bench.store import Store
-from expunge.bench.workers import one_by_one
-from expunge.core.losses import CrossEntropy
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 from expunge.data.plays import (
@@ -48,26 +43,26 @@ from expunge.data.plays import (
     windows,
 )
 from expunge.errors import DataError
-from expunge.federation.engines.engine import Cost
-from expunge.federation.engines.local import LocalEngine
-from expunge.federation.keeping.state import ServerState
-from expunge.federation.training.fedavg import Keep, Progress, train
+from expunge.federation.training.fedavg import Progress
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import AdamW, Recipe
 from expunge.models import GPT
-from expunge.unlearning.request import Request
-from expunge.unlearning.retrain import RetrainOptions, retrain
 
 CONTENDERS = (Contender("fine-tuning"), Contender("hf-kcu"), Contender("retrace"))
 SEEDS = {"smoke": (10,), "small": (20, 21), "paper": (20, 21)}
 """Seeds that nothing was chosen on."""
 HELD_OUT = 0.1
 """Of everybody's text, for measuring what the others' loss is."""
-MEASURES = ("test_loss", "forget_loss", "secret_loss", "secret_rank", "secrets_likely", "secrets_first")
 LIKELY, FIRST = 0.05, 5
 """A secret is likely where it is among this share of the candidates, and among the first where it is one of these."""
-FORMAT = 1
-"""Of what is kept of a seed; after a change in a measure it is another one."""
+LEAVING = Departure(
+    "text",
+    "A speaker and its secrets leave a language model",
+    "speakers that leave",
+    CONTENDERS,
+    ("test_loss", "forget_loss", "secret_loss", "secret_rank", "secrets_likely", "secrets_first"),
+    version=1,
+)
 
 
 @dataclass(frozen=True)
@@ -203,6 +198,15 @@ class Stage:
         """How it trains, with the seed."""
         return dataclasses.replace(self.size.plan, seed=self.seed)
 
+    @property
+    def retrains(self) -> int:
+        """How many models are retrained from fresh weights."""
+        return self.size.retrains
+
+    def reader(self) -> Reader:
+        """Measures models of this stage."""
+        return Reader(self)
+
     def described(self) -> dict[str, Any]:
         """For a reader, and to tell one from another."""
         values = {**dataclasses.asdict(self.size), "plan": self.plan.as_dict()}
@@ -267,83 +271,5 @@ def run_text(seeds: Sequence[int], size: Size, text: str, store: Store, progress
         store: where what was measured is kept.
         progress: called with (what, done, total).
     """
-    stages = [Stage(size, text, seed, leaver_of(seed, size), store.device) for seed in seeds]
-    with one_by_one() as pool:
-        parts = all_done([partial(_kept, stage, store) for stage in stages], pool, progress, "speakers that leave")
-    scenario = {**stages[0].described(), "title": "A speaker and its secrets leave a language model"}
-    scenario |= {"seeds": list(seeds), "leavers": [stage.name for stage in stages]}
-    rows = [row for part in parts for row in part.rows]
-    date = max((part.date for part in parts if part.date is not None), default=utc_now())
-    where = parts[0].environment or environment()
-    return Results("text", scenario, where, rows, _ranges([part.noise for part in parts]), date=date)
-
-
-def leaver_of(seed: int, size: Size) -> int:
-    """Who leaves: the first speaker only where something is chosen, below seed 10."""
-    return 0 if seed < 10 else 1 + seed % (size.speakers - 1)
-
-
-def _kept(stage: Stage, store: Store) -> Part:
-    content = [FORMAT, "text", stage.described(), hashlib.sha256(stage.text.encode()).hexdigest()]
-    content += [[own.label, own.method, dict(own.options)] for own in CONTENDERS]
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return kept_part(store.root / "measured" / f"{digest}.json", partial(left, stage), store)
-
-
-def left(stage: Stage) -> Part:
-    """Train, let the speaker leave by every method, retrain, and measure all of it."""
-    reader, request = Reader(stage), Request.of(stage.name)
-    engine = LocalEngine(stage.network(stage.seed), CrossEntropy(), stage.data, compiled=True)
-    start = Snapshot.of(stage.network(stage.seed))
-    trained = train(engine, start, stage.plan, keep=Keep(checkpoints=0))
-    rows = [_row("trained", stage, reader, trained.model)]
-    again: list[tuple[ServerState, Cost]] = []
-    for number in range(stage.size.retrains):
-        seed = derived_seed(stage.seed, "retrain", number)
-        own = Snapshot.of(stage.network(seed)), dataclasses.replace(stage.plan, seed=seed)
-        again.append(_retrained(engine, request, *own))
-    same = _retrained(engine, request, start, stage.plan, same=True)
-    work = fmean(cost.sample_gradients for _, cost in again)
-    rows += [_row("retrain", stage, reader, state.model, cost, work) for state, cost in again]
-    rows.append(_row("retrain-same-start", stage, reader, same[0].model, same[1], work))
-    away = engine.without((stage.name,))  # nobody asks the leaver
-    for contender in CONTENDERS:
-        method = contender.configured({"seed": derived_seed(stage.seed, "method")} if _seeded(contender) else None)
-        state = trained if method.needs == "vectors" else dataclasses.replace(trained, memory=None)
-        outcome = method(away if method.needs == "vectors" else engine, state, request)
-        own_row = _row(contender.label, stage, reader, outcome.state.model, outcome.cost, work)
-        rows.append(own_row)
-    noise = {name: [getattr(row, name) for row in rows if row.method == "retrain"] for name in MEASURES}
-    return Part(rows, noise, {}, [])
-
-
-def _retrained(
-    engine: LocalEngine, request: Request, start: Snapshot, plan: TrainingPlan, *, same: bool = False
-) -> tuple[ServerState, Cost]:
-    options = RetrainOptions(start, plan, same_draws=same, keep=Keep(vectors=False, checkpoints=0))
-    outcome = retrain(engine, ServerState(start), request, options)
-    return outcome.state, outcome.cost
-
-
-def _seeded(contender: Contender) -> bool:
-    return "seed" in vars(contender.configured().options) and "seed" not in contender.options
-
-
-def _row(label: str, stage: Stage, reader: Reader, model: Snapshot, cost: Cost | None = None, work: float = 0.0) -> Row:
-    measures: dict[str, Any] = dict(reader.measure(model))
-    row = Row(label, stage.seed, **measures)
-    if cost is None:
-        return row
-    times = work / cost.sample_gradients if cost.sample_gradients else None
-    return dataclasses.replace(
-        row,
-        seconds=cost.seconds,
-        sample_gradients=cost.sample_gradients,
-        speedup_in_gradients=times,
-        rounds=float(cost.rounds),
-    )
-
-
-def _ranges(parts: Sequence[Mapping[str, list[float]]]) -> dict[str, dict[str, float]]:
-    pooled = {name: [value for part in parts for value in part[name]] for name in MEASURES}
-    return {name: {"low": min(own), "high": max(own), "mean": fmean(own)} for name, own in pooled.items()}
+    stages = [Stage(size, text, seed, leaver_of(seed, size.speakers), store.device) for seed in seeds]
+    return LEAVING.run(stages, hashlib.sha256(text.encode()).hexdigest(), store, progress)

@@ -36,6 +36,7 @@ EXPERIMENTS = (
     "verdict",
     "evidence",
     "text",
+    "tofu",
 )
 HOSPITALS = ("cleveland", "budapest", "switzerland", "long-beach")
 METHODS = (

@@ -131,10 +131,14 @@ def windows(text: str, length: int) -> tuple[Tensor, Tensor]:
         >>> inputs.tolist(), after.tolist()
         ([[2, 3], [4, 5]], [[3, 4], [5, 6]])
     """
-    numbers = encoded(text)
+    return cut(encoded(text), length)
+
+
+def cut(numbers: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The numbers of a text cut into windows, and for each the one after it; what is left at the end is left out."""
     count = (len(numbers) - 1) // length
     if count < 1:
-        raise DataError(f"A text of {len(text)} characters has no window of {length} and one more.")
+        raise DataError(f"A text of {len(numbers)} characters or tokens has no window of {length} and one more.")
     return numbers[: count * length].view(count, length), numbers[1 : count * length + 1].view(count, length)
 
 

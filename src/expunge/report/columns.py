@@ -73,6 +73,46 @@ _ALL = (
         compared=True,
     ),
     Measure(
+        "forget_probability",
+        "probability, leaver (%)",
+        "What the model takes each token of a right answer to a question of the leaver's for, on (geometric) average.",
+        compared=True,
+    ),
+    Measure(
+        "forget_rouge",
+        "ROUGE-L, leaver (%)",
+        "How many of the right answer's words are, in their order, in what the model says to a question of the"
+        " leaver's.",
+        compared=True,
+    ),
+    Measure(
+        "forget_truth_ratio",
+        "truth ratio, leaver",
+        "How probable wrong answers to the leaver's questions are beside the right one in other words: who does not"
+        " know the answer is near 1.",
+        form="number",
+        compared=True,
+    ),
+    Measure(
+        "others_probability",
+        "probability, others (%)",
+        "The same for questions of those who stay, which they trained on.",
+        compared=True,
+    ),
+    Measure(
+        "others_rouge",
+        "ROUGE-L, others (%)",
+        "The same for questions of those who stay, which they trained on.",
+        compared=True,
+    ),
+    Measure(
+        "others_truth_ratio",
+        "truth ratio, others",
+        "The same for those questions of those who stay that have wrong answers.",
+        form="number",
+        compared=True,
+    ),
+    Measure(
         "asr",
         "backdoor success (%)",
         "How many images carrying the leaving client's hidden trigger go to the attacker's class (attack success rate,"
@@ -205,6 +245,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
         "test_loss",
         "speedup_in_gradients",
         "seconds",
+    ),
+    "tofu": (
+        *("forget_probability", "forget_rouge", "forget_truth_ratio", "mia_auc"),
+        *("others_probability", "others_rouge", "others_truth_ratio", "speedup_in_gradients", "seconds"),
     ),
     "wallclock": ("seconds", *_SAVED, "rounds", "test_accuracy", "forget_accuracy", "kl_forget", "verdict"),
     "functional": (

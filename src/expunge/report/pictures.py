@@ -48,6 +48,10 @@ _FIGURES = {
         "Secrets, the leaver's text and the others' text, for each method",
         "Forgotten means: the mark lies on the blue band, where models trained without the speaker lie.",
     ),
+    "tofu": (
+        "What the model knows of the leaver's authors and of the others', for each method",
+        "Forgotten means: the mark lies on the blue band, where models trained without the leaver lie.",
+    ),
     "power": (
         "The share of honest retrains that are called EQUIVALENT, by the number of retrained models",
         "Bars are exact 95% intervals (Clopper-Pearson).",

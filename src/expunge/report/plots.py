@@ -33,6 +33,7 @@ _OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {
     "scaling": scaling_figures,
     "persistence": persistence_figures,
     "text": text_figures,
+    "tofu": text_figures,
 }
 """Experiments that are drawn in their own way."""
 

@@ -182,8 +182,9 @@ class Workbench:
         self._targets[:size] = targets
         if adaptive:
             self._optimiser.param_groups[0]["lr"].fill_(learning_rate)
-        if size != self._filled:
-            self._weights[:size] = 1 / size
+        mass = self._loss.mass(targets)
+        if size != self._filled or mass is not None:  # of tokens, every batch has its own number
+            self._weights[:size] = 1 / size if mass is None else 1 / mass.sum().clamp(min=1e-30)
             self._weights[size:] = 0
             self._filled = size
         self._step[1]()
@@ -214,10 +215,9 @@ class Workbench:
         return graph.replay
 
     def _recordable(self, batch: Batch, batch_size: int) -> tuple[Tensor, Tensor] | None:
-        """The two tensors of a batch whose step can be recorded: one loss a sample, all of which count the same."""
+        """The two tensors of a batch whose step can be recorded."""
         odd = self._stream is None or self._forward is not None or (self._batch_norm and len(batch) != batch_size)
-        pair = None if odd or self._dampened else batch.pair
-        return pair if pair is not None and self._loss.mass(pair[1]) is None else None
+        return None if odd or self._dampened else batch.pair
 
     def _mean(self, batch: Batch) -> Tensor:
         return mean_loss(self._loss, run(self.model, batch, self._forward), batch.targets)
