@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,8 +31,10 @@ from expunge.federation.messages.tasks import Draw
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.federation.training.response import Response
-from expunge.unlearning.pulls import Pull
 from expunge.unlearning.retained import BATCH_SIZE, Retained
+
+if TYPE_CHECKING:
+    from expunge.unlearning.pulls import Pull
 
 ASKED = 3
 """At most so many of those who stay are asked, those with most samples."""
@@ -98,6 +101,11 @@ def stiffness(stay: Retained, state: ServerState, pull: Pull, curvature: Kroneck
             )
         found.append(_explaining(curvature, response, way, float(way @ left), reply.steps))
     return statistics.median(found) if found else 1.0
+
+
+def most_work(batch_size: int, left: int) -> float:
+    """Sample-gradients that this takes at most, where so many samples are left."""
+    return 2.0 * min(ASKED * STEPS * max(1, batch_size // SMALLER), left)
 
 
 def _asked(stay: Retained, state: ServerState, response: Response) -> tuple[TrainingPlan, dict[str, Draw]]:

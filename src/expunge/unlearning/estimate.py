@@ -10,10 +10,11 @@ from expunge.federation.engines.client import local_steps
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import Measured
+from expunge.federation.training.recipe import Adam, Measured
+from expunge.unlearning.answers import most_work
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
-from expunge.unlearning.retained import has_statistics
+from expunge.unlearning.retained import BATCH_SIZE, has_statistics
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Size:
         replayed: sample-gradients of the owners' training from all checkpoints, where there are some.
         checkpoints: how many there are.
         vectors: whether vectors were kept of everything that is to be forgotten.
-        measured: sample-gradients of measuring an unknown optimiser, where that has to be done.
+        measured: sample-gradients of measuring how an optimiser answers, where that may have to be done.
     """
 
     vector: int
@@ -80,8 +81,9 @@ class Size:
         checkpoints = len(state.checkpoints.models) if state.checkpoints is not None else 0
         replayed = float(checkpoints * _replayed(state, parties)) if checkpoints else 0.0
         sizes = (vector, each * values + vector, clients, owners, left, forgotten, validation, norm)
-        measures = isinstance(state.trained_by.client, Measured)
-        measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if measures else 0.0
+        rule, batch = state.trained_by.client, state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
+        measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if isinstance(rule, Measured) else 0.0
+        measured = most_work(batch, left) if isinstance(rule, Adam) else measured
         return cls(*sizes, replayed, checkpoints, kept, measured)
 
 

@@ -69,8 +69,9 @@ ALONE = (
     "may go too far, so leave that option out, or audit the model."
 )
 
-LOUD, FURTHER = 3.0, 0.2
-"""Where a client's pull is so many times as long by weight as others', the step is taken so much further."""
+LOUD, FURTHER, QUIET = 3.0, 0.2, 0.25
+"""Where a client's pull is so many times as long by weight as others', the step is taken so much further; up to this
+part of the way there nobody is asked how they answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         if coupled:
             curvature = curvature.coupled(pull.total, ready.stay.product(state.model)(pull.total))
         louder = _louder(state, pull, ready.parties) if curvature.layers > 1 else 0.0
-        reach, answer = 1.0 + FURTHER * louder, _answer(ready, pull, curvature, options) ** louder if louder else 1.0
+        reach, trusted = 1.0 + FURTHER * louder, max(louder - QUIET, 0.0) / (1.0 - QUIET)
+        answer = _answer(ready, pull, curvature, options) ** trusted if trusted else 1.0
         filters = _steps(pull, options.filter, options.damping, answer)
         steps = Lazily({kind: partial(_scaled, reach, step, curvature) for kind, step in filters.items()})
         expected = Lazily({kind: partial(_expected, steps, kind, curvature) for kind in filters})

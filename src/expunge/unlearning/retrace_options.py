@@ -153,7 +153,7 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
         work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
     follows = 2 if options.recovery else 4 if options.may_correct else 0
     renewed = renewing(options, size)
-    measured = 2 if size.measured else 0  # rounds that tell how an unknown optimiser answers
+    measured = 2 if size.measured else 0  # rounds that tell how an optimiser answers
     work += size.measured
     messages, products = options.expected_rounds + renewed + measured, bool(options.coupled)
     sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed

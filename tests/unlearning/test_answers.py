@@ -1,0 +1,194 @@
+"""How those who stay answer a displaced model: what is found, who is asked, and that no liar chooses it."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from expunge.bench.adversary import Between
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
+from expunge.errors import NumericalError
+from expunge.federation.messages.tasks import Train, Trained
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD, Adam, AdamW, FedAvgM, Recipe
+from expunge.unlearning import answers
+from expunge.unlearning.answers import ASKED, LEAST, Contraction, stiffness
+from expunge.unlearning.estimate import Size
+from expunge.unlearning.pulls import recorded
+from expunge.unlearning.request import Request
+from expunge.unlearning.retained import Retained
+from expunge.unlearning.retrace_options import estimate
+from federation.masking import MaskedEngine
+from federation.small import clients, mlp, norm_net
+from unlearning.presets import RETRACE, forgotten
+from unlearning.test_correction import WatchedEngine
+
+LEAVER = Request.of("ada")
+DATA = {
+    name: (inputs, (inputs[:, :3].argmax(dim=1) + (name == "ada")) % 3)  # what ada says is wrong
+    for name, (inputs, _) in clients(ada=60, bob=72, cyd=48, dan=41, eve=30).items()
+}
+PLAN = TrainingPlan(rounds=6, epochs=3, batch_size=12, learning_rate=0.01, recipe=Recipe(Adam()))
+
+
+class Boosted(Between):
+    """One client sends its updates several times as long."""
+
+    def ask(self, tasks):
+        replies = dict(self._behind.ask(tasks))
+        own = replies.get("ada")
+        if isinstance(own, Trained):
+            replies["ada"] = dataclasses.replace(own, update=8.0 * own.update)
+        return replies
+
+
+class Lying(Between):
+    """One of those who are asked answers with something else, whenever it trains."""
+
+    def __init__(self, engine, lie):
+        super().__init__(engine)
+        self._lie = lie
+
+    def ask(self, tasks):
+        replies = dict(self._behind.ask(tasks))
+        return {
+            name: dataclasses.replace(reply, update=self._lie(reply.update))
+            if name == "bob" and isinstance(reply, Trained)
+            else reply
+            for name, reply in replies.items()
+        }
+
+
+def trained(plan=PLAN, build=mlp):
+    engine = WatchedEngine(build(), CrossEntropy(), DATA)
+    state = train(Boosted(engine), Snapshot.of(build()), plan)
+    engine.log.clear()
+    return engine, state
+
+
+def known(engine, state):
+    parties = LEAVER.parties(engine.clients())
+    stay = Retained.of(engine, state, parties, seed=3)
+    return stay, recorded(state, ("ada",)), stay.factors(state.model)
+
+
+def test_a_contraction_is_gradient_descent_with_the_layers_mean_rate():
+    _, state = trained()
+    response = state.memory.response(("ada",), state.schedule, state.model.layout)
+    names = (state.model.layout.shapes[0][0],)
+    curvature = torch.tensor([0.0, 0.01, 0.2], dtype=torch.float64)
+    steps = sum(sum(w.share * w.steps for w in each.works) / each.total for each in response.rounds)
+    left = torch.ones(3, dtype=torch.float64)
+    for _ in range(7):
+        left = left - 0.5 * response.travel(names) / steps * curvature * left
+    torch.testing.assert_close(Contraction(response, 7, 0.5)(curvature, names), left, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("wanted", [0.15, 0.4, 0.9])
+def test_the_stiffness_that_explains_an_answer_is_found_again(wanted):
+    engine, state = trained()
+    _, pull, curvature = known(engine, state)
+    way = 0.2 * pull.total
+    left = float(way @ curvature.apply(Contraction(pull.response, 9, wanted), way))
+    assert answers._explaining(curvature, pull.response, way, left, 9) == pytest.approx(wanted, rel=1e-2)
+
+
+@pytest.mark.parametrize(("answered", "found"), [(0.0, 1.0), (2.0, LEAST)])
+def test_it_stays_between_its_bounds(answered, found):
+    engine, state = trained()
+    _, pull, curvature = known(engine, state)
+    way = pull.total
+    told = answers._explaining(curvature, pull.response, way, answered * float(way @ way), 9)
+    assert told == pytest.approx(found, rel=1e-3)
+
+
+def test_a_server_with_momentum_answers_as_its_clients_do():
+    engine, state = trained(dataclasses.replace(PLAN, recipe=Recipe(Adam(), FedAvgM(0.3, 0.9))))
+    stay, pull, curvature = known(engine, state)
+    seen = []
+    local = dataclasses.replace(pull.response, recipe=Recipe(Adam()))
+    original = answers._explaining
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_explaining", lambda *own: seen.append(own[1]) or original(*own))
+        stiffness(stay, state, pull, curvature)
+    names = [[name] for name, _ in state.model.layout.shapes]
+    assert seen[0].travels(names) == local.travels(names) != pull.response.travels(names)
+
+
+@pytest.mark.parametrize("rule", [Adam(), AdamW()])
+def test_after_a_loud_client_a_few_are_asked_twice_on_the_same_batches(rule):
+    engine, state = trained(dataclasses.replace(PLAN, recipe=Recipe(rule)))
+    outcome = forgotten(engine, state, LEAVER, dataclasses.replace(RETRACE, long_step_ratio=math.inf))
+    assert LEAST <= outcome.details["answer"] <= 1
+    training = [tasks for tasks in engine.log if any(isinstance(task, Train) for task in tasks.values())]
+    assert len(training) == 2
+    plain, displaced = training
+    assert set(plain) == set(displaced) == {"bob", "cyd", "dan"}
+    assert len(plain) == ASKED
+    for name, task in plain.items():
+        other = displaced[name]
+        assert (task.seed, task.draw, task.batch_size) == (other.seed, other.draw, other.batch_size)
+        assert not torch.equal(task.model.parameters, other.model.parameters)
+        assert torch.equal(task.model.parameters, state.model.parameters)
+        assert task.optimiser == rule
+
+
+@pytest.mark.parametrize(
+    ("plan", "leaver", "build"),
+    [
+        (PLAN, "bob", mlp),
+        (dataclasses.replace(PLAN, learning_rate=0.1, recipe=Recipe(SGD())), "ada", mlp),
+        (PLAN, "ada", norm_net),
+    ],
+)
+def test_nobody_is_asked_for_a_quiet_client_under_sgd_or_with_batch_norm(plan, leaver, build):
+    engine, state = trained(plan, build)
+    outcome = forgotten(engine, state, Request.of(leaver), dataclasses.replace(RETRACE, long_step_ratio=math.inf))
+    assert not any(isinstance(task, Train) for tasks in engine.log for task in tasks.values())
+    assert outcome.details["answer"] == 1
+
+
+def test_under_masked_sums_nobody_is_asked():
+    engine, state = trained()
+    engine.log.clear()
+    outcome = forgotten(MaskedEngine(engine), state, LEAVER, dataclasses.replace(RETRACE, seed=1))
+    assert outcome.details["answer"] == 1
+
+
+def test_one_who_lies_does_not_choose_it():
+    engine, state = trained()
+    stay, pull, curvature = known(engine, state)
+    honest = [answer_of(stay, name, state, pull, curvature) for name in ("cyd", "dan")]
+    for lie in (lambda update: 1e6 * update, torch.zeros_like, lambda update: -update):
+        told = stiffness(dataclasses.replace(stay, engine=Lying(engine, lie)), state, pull, curvature)
+        assert min(honest) - 1e-9 <= told <= max(honest) + 1e-9
+
+
+def answer_of(stay, name, state, pull, curvature):
+    """Of one client alone."""
+    plan, draws = answers._asked(stay, state, pull.response)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_asked", lambda *_: (plan, {name: draws[name]}))
+        return stiffness(stay, state, pull, curvature)
+
+
+def test_what_is_not_a_number_is_refused_by_name():
+    engine, state = trained()
+    stay, pull, curvature = known(engine, state)
+    broken = dataclasses.replace(stay, engine=Lying(engine, lambda update: update * math.nan))
+    with pytest.raises(NumericalError, match="'bob'"):
+        stiffness(broken, state, pull, curvature)
+
+
+def test_the_estimate_has_it():
+    engine, state = trained()
+    size = Size.of(state, LEAVER.parties(engine.clients()))
+    assert size.measured > 0
+    told = estimate(RETRACE, size)
+    engine.cost.sample_gradients = 0.0
+    outcome = forgotten(engine, state, LEAVER, RETRACE)
+    assert outcome.cost.sample_gradients <= told.sample_gradients
+    assert outcome.cost.rounds <= told.messages
