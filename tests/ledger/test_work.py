@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -358,6 +359,7 @@ def test_the_log_has_no_names(place):
     lines = (place.folder / "ledger" / "receipts" / "R-0001.intoto.jsonl").read_text().splitlines()
     receipt = "".join(base64.b64decode(json.loads(line)["payload"]).decode() for line in lines)
     assert '"predicateType"' in receipt  # in base64 any three letters may stand by chance
+    receipt = re.sub("[0-9a-f]{16,}", "", receipt)  # and in a digest some
     for name in ("ada", "bob", "cyd", "dee", "clerk", "desk"):
         assert f'"{name}' not in said
         assert f"{name} " not in said

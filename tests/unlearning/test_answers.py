@@ -15,8 +15,8 @@ from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, AdamW, FedAvgM, Recipe
 from expunge.unlearning import answers
-from expunge.unlearning.answers import ASKED, LEAST, Contraction, stiffness
-from expunge.unlearning.estimate import Size
+from expunge.unlearning.answers import LEAST, Contraction, stiffness
+from expunge.unlearning.estimate import ASKED, Size
 from expunge.unlearning.pulls import recorded
 from expunge.unlearning.request import Request
 from expunge.unlearning.retained import Retained

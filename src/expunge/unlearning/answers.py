@@ -18,7 +18,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,17 +30,12 @@ from expunge.federation.messages.tasks import Draw
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.federation.training.response import Response
+from expunge.unlearning.estimate import ASKED, SMALLER, STEPS
+from expunge.unlearning.pulls import Pull
 from expunge.unlearning.retained import BATCH_SIZE, Retained
 
-if TYPE_CHECKING:
-    from expunge.unlearning.pulls import Pull
-
-ASKED = 3
-"""At most so many of those who stay are asked, those with most samples."""
-
-STEPS, FEWEST, WORK, SMALLER = 48, 4, 300, 2
-"""Steps of each from either start: at most, at least, and no more than one in so many samples of the training; in
-batches so many times smaller than its own."""
+FEWEST, WORK = 4, 300
+"""Steps of each from either start are so many at least, and no more than one in so many samples of the training."""
 
 DISPLACED = 0.2
 """The part of what the response takes for worn down by which the model is displaced."""
@@ -101,11 +95,6 @@ def stiffness(stay: Retained, state: ServerState, pull: Pull, curvature: Kroneck
             )
         found.append(_explaining(curvature, response, way, float(way @ left), reply.steps))
     return statistics.median(found) if found else 1.0
-
-
-def most_work(batch_size: int, left: int) -> float:
-    """Sample-gradients that this takes at most, where so many samples are left."""
-    return 2.0 * min(ASKED * STEPS * max(1, batch_size // SMALLER), left)
 
 
 def _asked(stay: Retained, state: ServerState, response: Response) -> tuple[TrainingPlan, dict[str, Draw]]:

@@ -11,10 +11,13 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import Adam, Measured
-from expunge.unlearning.answers import most_work
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
 from expunge.unlearning.retained import BATCH_SIZE, has_statistics
+
+ASKED, STEPS, SMALLER = 3, 48, 2
+"""Of those who stay so many are asked how they answer under Adam, those with most samples; for so many steps at most,
+in batches so many times smaller than the training's."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class Size:
         sizes = (vector, each * values + vector, clients, owners, left, forgotten, validation, norm)
         rule, batch = state.trained_by.client, state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if isinstance(rule, Measured) else 0.0
-        measured = most_work(batch, left) if isinstance(rule, Adam) else measured
+        answers = 2.0 * min(ASKED * STEPS * max(1, batch // SMALLER), left)
+        measured = answers if isinstance(rule, Adam) else measured
         return cls(*sizes, replayed, checkpoints, kept, measured)
 
 
