@@ -14,8 +14,8 @@ from expunge.federation.messages.tasks import Train, Trained
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, AdamW, FedAvgM, Recipe
-from expunge.unlearning import answers
-from expunge.unlearning.answers import LEAST, Contraction, stiffness
+from expunge.unlearning import answers, retrace
+from expunge.unlearning.answers import DISPLACED, LEAST, Contraction, stiffness
 from expunge.unlearning.estimate import ASKED, Size
 from expunge.unlearning.pulls import recorded
 from expunge.unlearning.request import Request
@@ -62,6 +62,25 @@ class Lying(Between):
         }
 
 
+class Answering(Between):
+    """Those who stay answer a displaced model as gradient descent would on curvature of a stiffness that is known."""
+
+    def __init__(self, engine, state, pull, curvature, known):
+        super().__init__(engine)
+        self._trained, self._pull, self._curvature, self._known = state.model.parameters, pull, curvature, known
+        self.ways = []
+
+    def ask(self, tasks):
+        return {name: self._answer(name, task) for name, task in tasks.items()}
+
+    def _answer(self, name, task):
+        assert isinstance(task, Train)
+        way = task.model.parameters - self._trained
+        self.ways.append(way)
+        left = self._curvature.apply(Contraction(self._pull.response, 9, self._known[name]), way)
+        return Trained(left - way, {}, count=self.clients()[name], sample_gradients=0.0, steps=9)
+
+
 def trained(plan=PLAN, build=mlp):
     engine = WatchedEngine(build(), CrossEntropy(), DATA)
     state = train(Boosted(engine), Snapshot.of(build()), plan)
@@ -94,6 +113,29 @@ def test_the_stiffness_that_explains_an_answer_is_found_again(wanted):
     way = 0.2 * pull.total
     left = float(way @ curvature.apply(Contraction(pull.response, 9, wanted), way))
     assert answers._explaining(curvature, pull.response, way, left, 9) == pytest.approx(wanted, rel=1e-2)
+
+
+def test_the_median_of_what_those_who_stay_answer_is_found_along_what_was_worn_down():
+    engine, state = trained()
+    stay, pull, curvature = known(engine, state)
+    answering = Answering(engine, state, pull, curvature, {"bob": 0.2, "cyd": 0.5, "dan": 0.9})
+    found = stiffness(dataclasses.replace(stay, engine=answering), state, pull, curvature)
+    assert found == pytest.approx(0.5, rel=1e-2)
+    worn = pull.total - pull.left(curvature.apply)
+    assert [float(way @ worn / (worn @ worn)) for way in answering.ways] == pytest.approx([0.0] * 3 + [-DISPLACED] * 3)
+
+
+def test_the_less_stiff_they_are_the_longer_the_step(monkeypatch):
+    norms = []
+    for told in (1.0, 0.5, 0.2):
+        engine, state = trained()
+        monkeypatch.setattr(retrace, "stiffness", lambda *_, told=told: told)
+        outcome = forgotten(engine, state, LEAVER, dataclasses.replace(RETRACE, tau=10.0))
+        step = outcome.details["steps"][0]
+        assert step["filter"] == ("answered" if told < 1 else "response")
+        assert outcome.details["answer"] == pytest.approx(told)
+        norms.append(step["norm"])
+    assert norms[0] < norms[1] < norms[2]
 
 
 @pytest.mark.parametrize(("answered", "found"), [(0.0, 1.0), (2.0, LEAST)])
