@@ -52,6 +52,7 @@ from expunge.report.mixing import as_text, mixing_curves
 from expunge.report.persistence import persistence_markdown
 from expunge.report.plots import figures, save_figures
 from expunge.report.response import response_markdown
+from expunge.report.scaling import scaling_markdown
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
@@ -71,6 +72,7 @@ VIEWS = {
     "nearness": nearness_markdown,
     "persistence": persistence_markdown,
     "response": response_markdown,
+    "scaling": scaling_markdown,
 }
 """What a block may ask for, by the word in brackets; all of them are made from a results file."""
 DROPPED = "dropped"

@@ -171,11 +171,22 @@ def test_what_layers_curve_together_makes_all_of_it_stiffer_along_a_vector_and_n
         gauss_newton(model, inputs, CrossEntropy(l2=0.1)),
     )
     strong = torch.linalg.eigh(exact).eigenvectors[:, -1]
-    stiffer = curvature.coupled(strong, exact @ strong)
+    stiffer = curvature.stiffer(curvature.coupling(strong, exact @ strong))
     assert stiffer.stiffness > 1.1
     assert stiffer.quadratic(strong) == pytest.approx(float(strong @ exact @ strong))
     assert curvature.stiffness == 1.0
-    assert curvature.coupled(strong, 0.1 * strong).stiffness == 1.0
+    assert curvature.coupling(strong, 0.1 * strong) == 1.0
+    assert stiffer.stiffer(2.0).stiffness == 2 * stiffer.stiffness
+
+
+@pytest.mark.parametrize(("network", "share"), [(nn.LSTM(4, 3), 1.0), (nn.Linear(4, 3), 0.0)])
+def test_matrices_without_factors_are_told(network, share):
+    layout = Layout.of(network)
+    blocks = (Block("", 5, 3, True),) if share == 0 else ()
+    count = sum(block.numbers for block in blocks) + (0 if blocks else layout.size) + 1
+    curvature = KroneckerCurvature(Factors(torch.ones(count, dtype=DOUBLE), blocks), layout)
+    assert curvature.without_factors == share
+    assert curvature.over_tokens == (share > 0)
 
 
 @pytest.mark.parametrize("row", [[0.0, 1.0, -2.0], [9.0, 0.0, 1.0], [20.0, 0.0, 0.0]])

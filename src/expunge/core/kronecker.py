@@ -200,16 +200,20 @@ class KroneckerCurvature:
             found[name] = parts[name].flatten(1) * factor.reshape(*factor.shape[:-1], -1)
         return torch.cat([found[name].reshape(len(vector), -1) for name, _ in self._layout.shapes], dim=1)
 
-    def coupled(self, vector: Tensor, product: Tensor) -> KroneckerCurvature:
-        """The same, stiffer by what the layers curve together along a vector, given the exact product with it.
+    def coupling(self, vector: Tensor, product: Tensor) -> float:
+        """By how much the layers curve together along a vector, given the exact product with it; 1 is as one by one.
 
         What is left out between layers adds up where they all pull at one thing: along a client's pull on a language
-        model the exact ``v'Gv`` was 2.6 times that of its layers one by one. It is never less stiff than before.
+        model the exact ``v'Gv`` was 2.6 times that of its layers one by one.
         """
         own = self._l2 * float(vector @ vector)
         apart, together = self.quadratic(vector) - own, float(vector @ product) - own
+        return max(1.0, together / apart if apart > 0 else 1.0)
+
+    def stiffer(self, times: float) -> KroneckerCurvature:
+        """The same with so many times the curvature; what L2 adds stays."""
         other = copy.copy(self)
-        other.stiffness = self.stiffness * max(1.0, together / apart if apart > 0 else 1.0)
+        other.stiffness = self.stiffness * times
         return other
 
     @property
@@ -220,8 +224,14 @@ class KroneckerCurvature:
     @property
     def over_tokens(self) -> bool:
         """Whether a layer works over tokens or steps: it has two products, or a matrix has none, as recurrent ones."""
-        matrices = [name for name, shape in self._layout.shapes if len(shape) > 1]
-        return any(base.block.terms > 1 for base in self._bases) or any(name in self._diagonal for name in matrices)
+        return any(base.block.terms > 1 for base in self._bases) or self.without_factors > 0
+
+    @property
+    def without_factors(self) -> float:
+        """The share of all matrices' entries that have a diagonal alone, as those of recurrent layers."""
+        sizes = {name: shape.numel() for name, shape in self._layout.shapes if len(shape) > 1}
+        alone = sum(size for name, size in sizes.items() if name in self._diagonal)
+        return alone / sum(sizes.values()) if alone else 0.0
 
     def last(self, vector: Tensor) -> Tensor | None:
         """The vector's part in the layer whose outputs are the model's own, zeros elsewhere; None where there is none.

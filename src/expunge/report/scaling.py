@@ -49,3 +49,36 @@ def _panel(axes: Axes, name: str, series: list[Series]) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
+
+
+def scaling_markdown(results: Results) -> str:
+    """A line a model: what a request takes, beside retraining.
+
+    Example:
+        >>> from expunge.bench.results import Row, Variant
+        >>> rows = [Row(name, 0, variant="cnn", seconds=took) for name, took in (("retrace", 0.5), ("retrain", 20.0))]
+        >>> told = {"parameters": 188810, "first": 1.0, "retraining": "timed", "peak_gb": None}
+        >>> results = Results("scaling", {}, {}, rows, {}, {"cnn": Variant(told, {}, {})})
+        >>> print(scaling_markdown(results).splitlines()[2])
+        | cnn | 0.19M | 0.500 | 1.000 | 20 | 40× | – |
+    """
+    lines = [
+        "| model | parameters | seconds | of the first request | of retraining | times faster | peak memory (GB) |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    guessed = False
+    for label, variant in results.variants.items():
+        told = variant.scenario
+        own, again = (
+            next(row.seconds for row in results.rows if row.variant == label and row.method == method)
+            for method in ("retrace", "retrain")
+        )
+        assert own is not None
+        assert again is not None
+        star = "" if told["retraining"] == "timed" else "\\*"
+        guessed = guessed or bool(star)
+        peak = "–" if told["peak_gb"] is None else f"{told['peak_gb']:.1f}"
+        cells = [label, f"{told['parameters'] / 1e6:.2g}M", f"{own:.3f}", f"{told['first']:.3f}", f"{again:.0f}{star}"]
+        lines.append(f"| {' | '.join(cells)} | {again / own:.0f}× | {peak} |")
+    note = ["", "\\* One epoch of one round was timed, and counted as often as there are."] if guessed else []
+    return "\n".join([*lines, *note])

@@ -1,16 +1,18 @@
-"""How those who stay answer a displaced model, where a response of one rate a layer cannot be trusted.
+"""How stiff those who stay are under Adam: how fast they correct a displaced model, beside what the response tells.
 
-Under Adam the response takes one rate for all of a layer. After a loud client more of its pull was left in curved
-directions than that tells, which those who stay can show: they correct such a displacement more slowly. So some of them
-train a few steps from the model and, on the same batches, from one displaced against what the response takes for worn
-down, ``d = -(A - f(G) A) / 5``. Stiffness is how many times the curvature explains what is left of d,
+The response takes one rate for all of a layer, and layers one by one. Neither holds: Adam's rates differ between
+coordinates, layers over tokens curve together, and a large displacement is corrected more slowly. Those who stay can
+show what comes of it all. Some of them train a few steps from the model and, on the same batches, from one displaced
+against what the response takes for worn down, ``d = -(A - f(G) A) / 5``. Stiffness is how many times the curvature
+explains what is left of d,
 
     < d, (1 - rate k G)^s d >  =  < d, d + update(theta + d) - update(theta) >
 
-and the median over those asked is taken, so that one who lies does not choose it. Where it fails: a few steps at the
-end of the training stand for all of it, and k is no constant. It falls with the steps and with the displacement, under
-SGD too: on one CIFAR-10 federation of AdamW from 0.43 to 0.18 between the five ways that were tried, of which this was
-chosen. Why is not known.
+and the median over those asked is taken, so that one who lies does not choose it. On client 0 it was 3.4 and 3.8 for a
+small GPT-2, whose retrained models want about 3; 0.75 for adapters that had learnt by heart, which want 0.5; and 1.3
+for a clean client of a CNN. Where it fails: a few steps at the end of the training stand for all of it, and k is no
+constant. It falls with the steps and with the displacement, under SGD too: on one CIFAR-10 federation of AdamW from
+0.43 to 0.18 between the five ways that were tried, of which this was chosen. Why is not known.
 """
 
 from __future__ import annotations
@@ -36,11 +38,15 @@ from expunge.unlearning.retained import BATCH_SIZE, Retained
 FEWEST, WORK = 4, 300
 """Steps of each from either start are so many at least, and no more than one in so many samples of the training."""
 
+SETTLED = 8
+"""Adam begins every round anew, and its first steps are about as long however steep the loss is: that they are less
+stiff, fewer steps than these tell in part."""
+
 DISPLACED = 0.2
 """The part of what the response takes for worn down by which the model is displaced."""
 
-LEAST = 0.1
-"""Nobody is taken for less stiff than this."""
+LEAST, MOST = 0.1, 8.0
+"""Nobody is taken for less stiff than the first, or stiffer than the second."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +75,7 @@ class Contraction:
 
 
 def stiffness(stay: Retained, state: ServerState, pull: Pull, curvature: KroneckerCurvature) -> float:
-    """How many times as fast as the response tells those who stay correct what it takes for worn down; at most 1.
+    """How many times as fast as the response tells those who stay correct what it takes for worn down.
 
     Args:
         stay: those who stay, of whom a few are asked to train twice.
@@ -88,7 +94,8 @@ def stiffness(stay: Retained, state: ServerState, pull: Pull, curvature: Kroneck
     found = []
     for name, reply in plain.items():
         left = way + displaced[name].update - reply.update
-        found.append(_explaining(curvature, response, way, float(way @ left), reply.steps))
+        told = _explaining(curvature, response, way, float(way @ left), reply.steps)
+        found.append(told ** min(1.0, reply.steps / SETTLED) if told < 1 else told)
     return statistics.median(found) if found else 1.0
 
 
@@ -107,15 +114,13 @@ def _asked(stay: Retained, state: ServerState, response: Response) -> tuple[Trai
 
 
 def _explaining(curvature: KroneckerCurvature, response: Response, way: Tensor, left: float, steps: float) -> float:
-    """The stiffness that explains how much is left, between the least and 1, by halving its logarithm."""
+    """The stiffness that explains how much is left, between the least and the most, by halving its logarithm."""
 
     def kept(tried: float) -> float:
         return float(way @ curvature.apply(Contraction(response, steps, tried), way))
 
-    if kept(1.0) >= left:
-        return 1.0
-    low, high = math.log(LEAST), 0.0
-    for _ in range(12):
+    low, high = math.log(LEAST), math.log(MOST)
+    for _ in range(14):
         middle = (low + high) / 2
         low, high = (middle, high) if kept(math.exp(middle)) > left else (low, middle)
     return math.exp((low + high) / 2)

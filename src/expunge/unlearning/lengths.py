@@ -113,22 +113,3 @@ def combined(replies: Iterable[Sum]) -> RetainedLoss:
         risen = risen.clamp(min=risen.kthvalue(2, dim=0).values)
     rises = counts @ risen / counts.sum()
     return RetainedLoss(tuple((totals.sum(dim=0) / counts.sum()).tolist()), tuple(rises.tolist()))
-
-
-def bottom(places: Sequence[float], heights: Sequence[float]) -> float:
-    """Where a curve is lowest, by a parabola through its lowest known point and the neighbours of that.
-
-    Example:
-        >>> bottom([0.0, -1.0, 2.0], [0.25, 2.25, 2.25])
-        0.5
-        >>> bottom([0.0, 1.0], [3.0, 2.0])  # as far as is known
-        1.0
-    """
-    known = sorted(zip(places, heights, strict=True))
-    middle = min(range(len(known)), key=lambda place: known[place][1])
-    if not 0 < middle < len(known) - 1:
-        return known[middle][0]
-    (left, before), (here, least), (right, after) = known[middle - 1 : middle + 2]
-    fall, rise = (least - before) / (here - left), (after - least) / (right - here)
-    bend = (rise - fall) / (right - left)
-    return (left + here - fall / bend) / 2 if bend > 0 else here

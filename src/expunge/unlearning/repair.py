@@ -18,8 +18,8 @@ tau (and no more than tau is left of what the step has cost them): nothing at al
 
 A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
 enough: a `ShortRound` of local training comes before it, and what that leaves is corrected. Both leave the model less
-sure of itself than training does, so a `Calibration` is the last: the outputs are scaled until those who stay wish for
-no more of that than they did before.
+sure of itself than training does, so a `Calibration` is the last: the outputs are scaled until it is as sure of the
+labels of those who stay as it was before.
 
 Where it fails: the loss cannot see whether what comes back is the leaver's or theirs, but along one direction.
 """
@@ -44,7 +44,7 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.federation.training.response import Response
 from expunge.unlearning.filters import Newton
-from expunge.unlearning.lengths import RetainedLoss, bottom, lowest, shortest
+from expunge.unlearning.lengths import RetainedLoss, lowest, shortest
 from expunge.unlearning.recovery import RECOVERY_LENGTHS, strip_return, without_return
 from expunge.unlearning.retained import BATCH_SIZE, Retained
 
@@ -60,8 +60,11 @@ PART, SMALLER = 3, 4
 WORK, LEAST_PART = 100, 0.15
 """A short round takes no more than one in so many of the samples that the training went through, but this part."""
 
-SCALES, NEAR = (1.0, 0.8, 1.1, 1.2, 1.3, 1.4), 1.35
-"""What a calibration asks about, the outputs as they are first; where the best lies beyond, nothing is scaled."""
+SCALES = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+"""What a calibration may scale outputs by, as they are first."""
+
+SLIGHT = 0.02
+"""Outputs scaled by so little, and by as much the other way, tell how sure the model is of the labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,46 +200,47 @@ class Correction:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The outputs, scaled by the last layer's weights until those who stay wish for no more than they did before.
+    """The outputs, scaled by the last layer's weights until the model is as sure of the labels as it was before.
 
-    A training that saw its samples often rests short of the scale that they like best, nobody knows how far: but the
-    model before the step did so, too. Where the leaver contradicted them it was the less sure of itself, so nothing is
-    ever scaled down. Where the best scale is far the training ended early, and the trained model tells nothing.
+    How sure it is: the mean output of a sample's label above the mean of all outputs. In retrained models that is about
+    what it is in the trained one (docs/method.md), and a step and a short round lower it on all data alike. It is the
+    slope of the loss where outputs are scaled by 0, so losses of two slight scales tell it. Nothing is ever scaled
+    down, since where the leaver contradicted the others it was the less sure; nor so far that those who stay are left
+    with a loss more than tau above what they had.
 
     Attributes:
         curvature: knows the last layer.
+        tau: how much of the retained loss's rise may be left.
         scales: that are tried, 1 first; on a quarter of the samples.
     """
 
     curvature: KroneckerCurvature
+    tau: float
     scales: tuple[float, ...] = SCALES
 
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The record's length is how much more than 1 the scale is."""
         fewer = stay.looking_at(None if stay.samples is None else max(1, stay.samples // 4))
-        before, after = (self._losses(fewer, model) for model in (moved.remembers, moved.model))
-        best = self._best(after)
-        wished = min(best, best / self._best(before)) if best < NEAR else 1.0
-        length = min((scale - 1.0 for scale in self.scales if scale >= 1), key=lambda tried: abs(1 + tried - wished))
-        record = {"length": length, **after.at(self._lengths.index(length))}
-        if not length:
-            return Repaired(moved.model, record)
-        return Repaired(moved.model.moved(moved.model.parameters + length * self._last(moved.model)), record)
+        before, after = self._losses(fewer, moved.remembers, (1.0,)), self._losses(fewer, moved.model, self.scales)
+        wished = _sure(before) / _sure(after) if _sure(before) > _sure(after) > 0 else 1.0
+        allowed = [n for n in range(len(self.scales)) if not n or moved.risen + after.rises[n] <= self.tau]
+        number = min(allowed, key=lambda n: abs(self.scales[n] - wished))
+        length, record = self.scales[number] - 1.0, after.at(number)
+        last = self.curvature.last(moved.model.parameters)
+        model = moved.model if last is None else moved.model.moved(moved.model.parameters + length * last)
+        return Repaired(model if length else moved.model, {"length": length, **record})
 
-    @property
-    def _lengths(self) -> tuple[float, ...]:
-        return tuple(scale - 1.0 for scale in self.scales)
-
-    def _last(self, model: Snapshot) -> Tensor:
+    def _losses(self, stay: Retained, model: Snapshot, scales: tuple[float, ...]) -> RetainedLoss:
+        """At these scales, the first 1, and at two slight ones."""
         last = self.curvature.last(model.parameters)
         assert last is not None
-        return last
+        return stay.losses(model, -last, [scale - 1.0 for scale in (*scales, SLIGHT, -SLIGHT)])
 
-    def _losses(self, stay: Retained, model: Snapshot) -> RetainedLoss:
-        return stay.losses(model, -self._last(model), self._lengths)
 
-    def _best(self, loss: RetainedLoss) -> float:
-        return math.exp(bottom([math.log(scale) for scale in self.scales], loss.rises))
+def _sure(loss: RetainedLoss) -> float:
+    """How sure a model is of the labels, by its losses at two slight scales."""
+    one, other = loss.rises[-2:]
+    return (other - one) / (2 * SLIGHT)
 
 
 def repaired(stay: Retained, moved: Moved, repairs: Mapping[str, Repair]) -> tuple[Moved, dict[str, dict[str, float]]]:

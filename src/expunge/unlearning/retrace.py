@@ -66,12 +66,15 @@ FAR = 0.25
 
 ALONE = (
     "Layers over tokens curve together, which their factors leave out, and coupled=False does not look at it: the step "
-    "may go too far, so leave that option out, or audit the model."
+    "may go too far, or not far enough, so leave that option out, or audit the model."
 )
 
-LOUD, FURTHER, QUIET = 3.0, 0.2, 0.25
-"""Where a client's pull is so many times as long by weight as others', the step is taken so much further; up to this
-part of the way there nobody is asked how they answer."""
+FEW = 0.1
+"""Nobody is asked how they answer where more than this share of the weights has a diagonal for its curvature: what the
+response takes for worn down is then too little to tell by."""
+
+LOUD, FURTHER = 3.0, 0.2
+"""Where a client's pull is so many times as long by weight as others', the step is taken so much further."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +125,9 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         pull = ready.pull(engine)
         curvature = ready.stay.factors(state.model)
         pull = with_measured_rates(engine, state, ready.parties, pull, curvature, options.seed)
-        coupled = curvature.over_tokens if options.coupled == "auto" else options.coupled
-        if coupled:
-            curvature = curvature.coupled(pull.total, ready.stay.product(state.model)(pull.total))
-        louder = _louder(state, pull, ready.parties) if curvature.layers > 1 else 0.0
-        reach, trusted = 1.0 + FURTHER * louder, max(louder - QUIET, 0.0) / (1.0 - QUIET)
-        answer = _answer(ready, pull, curvature, options) ** trusted if trusted else 1.0
+        found = _stiffness(ready, pull, curvature, options)
+        curvature, answer = curvature.stiffer(max(found or 1.0, 1.0)), min(found or 1.0, 1.0)
+        reach = 1.0 + _further(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         filters = _steps(pull, options.filter, options.damping, answer)
         steps = Lazily({kind: partial(_scaled, reach, step, curvature) for kind, step in filters.items()})
         expected = Lazily({kind: partial(_expected, steps, kind, curvature) for kind in filters})
@@ -138,9 +138,9 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
-    details |= {"layers": curvature.layers, "answer": answer, **({"stiffness": curvature.stiffness} if coupled else {})}
+    details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": found})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    told = (ALONE,) if curvature.over_tokens and not coupled and outcome.succeeded else ()
+    told = (ALONE,) if curvature.over_tokens and found is None and outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *told))
 
 
@@ -202,16 +202,23 @@ def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) ->
     return {**sharper, "response": pull.left, **gentler}
 
 
-def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> float:
-    """How stiff those who stay are against what the response tells, asked for under Adam; 1 where it is not."""
-    state, stay, response = ready.state, ready.stay, pull.response
-    told = options.filter == "auto" and options.damping is None and options.may_correct
-    if not told or response is None or not isinstance(response.recipe.client, Adam):
-        return 1.0
+def _stiffness(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> float | None:
+    """How many times the curvature of the layers one by one those who stay have: asked for, or by an exact product."""
+    factored = curvature.layers > 1 and curvature.without_factors < FEW
+    if options.coupled == "auto" and factored and _may_ask(ready, pull, options):
+        return stiffness(ready.stay, ready.state, pull, curvature)
+    if options.coupled is True or (options.coupled == "auto" and curvature.over_tokens):
+        return curvature.coupling(pull.total, ready.stay.product(ready.state.model)(pull.total))
+    return None
+
+
+def _may_ask(ready: _Ready, pull: Pull, options: RetraceOptions) -> bool:
+    """Whether those who stay may be asked how they answer a displaced model: under Adam, where they train at all."""
+    if pull.response is None or not isinstance(pull.response.recipe.client, Adam):
+        return False
     # A client's own local training is no sum, and would bring batch-norm statistics of its own.
-    if stay.engine.sums_only or has_statistics(state.model):
-        return 1.0
-    return stiffness(stay, state, pull, curvature)
+    alone = not ready.stay.engine.sums_only and not has_statistics(ready.state.model)
+    return alone and options.filter == "auto" and options.damping is None and options.may_correct
 
 
 def _cut_off(pull: Pull, options: StepOptions) -> float | None:
@@ -221,15 +228,15 @@ def _cut_off(pull: Pull, options: StepOptions) -> float | None:
     return 1.0 / pull.response.travel()
 
 
-def _louder(state: ServerState, pull: Pull, parties: Parties) -> float:
-    """Whether a client has pulled louder than others: from 0 to 1, where it is `LOUD` times.
+def _further(state: ServerState, pull: Pull, parties: Parties) -> float:
+    """How much longer than predicted the step is, where a client has pulled louder than others.
 
     Of a boosted pull more is left in a network of several layers than the response tells (docs/method.md), of a clean
     client's it is not, and in a linear model the response is right.
     """
     if pull.source != "recorded" or state.memory is None:
         return 0.0
-    return min(max((state.memory.loudness(parties.leaving) - 1.0) / (LOUD - 1.0), 0.0), 1.0)
+    return FURTHER * min(max((state.memory.loudness(parties.leaving) - 1.0) / (LOUD - 1.0), 0.0), 1.0)
 
 
 def _far(state: ServerState, taken: Taken) -> tuple[str, ...]:
@@ -321,7 +328,7 @@ def _corrections(
         can_train = short is not None and not engine.sums_only and not has_statistics(model)
         first: dict[str, Repair] = {"short_round": short} if short is not None and can_train else {}
         has_last = curvature.layers > 1 and curvature.last(model.parameters) is not None
-        return first | correction | ({"calibration": Calibration(curvature)} if has_last else {})
+        return first | correction | ({"calibration": Calibration(curvature, tau)} if has_last else {})
 
     return repairs
 

@@ -50,9 +50,9 @@ class RetraceOptions(StepOptions):
         correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one.
         round_lengths: how far a short round may be taken, from 0 on.
-        coupled: whether the curvature between layers is looked at along the pull, and all of it taken for as much
-            stiffer, one message more; ``auto`` is for models with layers over tokens or steps, which over-forget
-            without.
+        coupled: how what layers do together is looked at: ``auto`` asks some of those who stay, under Adam, how they
+            answer a displaced model, and else, for models with layers over tokens or steps, takes the exact curvature
+            along the pull, one message; ``True`` always does the latter, ``False`` neither.
     """
 
     source: SourceOption = "auto"
@@ -149,7 +149,8 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
     if options.may_correct:
         gradient, short_round = drawn(options, size), size.samples / PART + size.clients
-        lengths = len(options.correction_lengths) + len(options.round_lengths) + 2 * len(SCALES)
+        scales = len(SCALES) + 5  # two slight ones of either model, and the model before as it is
+        lengths = len(options.correction_lengths) + len(options.round_lengths) + scales
         work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
     follows = 2 if options.recovery else 4 if options.may_correct else 0
     renewed = renewing(options, size)
