@@ -12,6 +12,7 @@ import expunge
 from expunge.core.losses import CrossEntropy
 from expunge.errors import RequestError
 from expunge.federation.engines.local import LocalEngine
+from expunge.unlearning.doubts import ADAPTERS
 
 NAMES = ("ada", "bob", "cyd")
 
@@ -107,6 +108,7 @@ def test_adapters_are_forgotten_by_the_state_dicts_that_peft_sends(kind):
     trained(model, memory, peft.get_peft_model_state_dict, peft.set_peft_model_state_dict)
     outcome = expunge.forget(model, STAYING, "ada", memory=memory, progress=False)
     assert outcome.method == "retrace"
+    assert ADAPTERS in outcome.warnings
     result = copy.deepcopy(model)
     outcome.write_to(result)
     inputs, labels = DATA["ada"]

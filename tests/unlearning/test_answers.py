@@ -14,7 +14,7 @@ from expunge.federation.messages.tasks import Train, Trained
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, AdamW, FedAvgM, Recipe
-from expunge.unlearning import answers, retrace
+from expunge.unlearning import answers, doubts, retrace
 from expunge.unlearning.answers import DISPLACED, LEAST, MOST, Contraction, stiffness
 from expunge.unlearning.estimate import ASKED, Size
 from expunge.unlearning.pulls import recorded
@@ -213,6 +213,14 @@ def test_under_masked_sums_nobody_is_asked():
     engine.log.clear()
     outcome = forgotten(MaskedEngine(engine), state, LEAVER, dataclasses.replace(RETRACE, seed=1))
     assert "stiffness" not in outcome.details
+
+
+def test_where_they_hardly_correct_anything_that_is_said(monkeypatch):
+    engine, state = trained()
+    for told, warned in ((LEAST, True), (0.3, False)):
+        monkeypatch.setattr(retrace, "stiffness", lambda *_, told=told: told)
+        outcome = forgotten(engine, state, LEAVER, dataclasses.replace(RETRACE, tau=10.0))
+        assert (doubts.SLOW in outcome.warnings) == warned
 
 
 def test_an_exact_product_takes_the_place_of_asking_where_it_is_wanted(monkeypatch):

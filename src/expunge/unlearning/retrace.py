@@ -34,6 +34,7 @@ from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Adam, Measured
 from expunge.unlearning.answers import stiffness
+from expunge.unlearning.doubts import doubts, far
 from expunge.unlearning.filters import damped
 from expunge.unlearning.lazily import Lazily
 from expunge.unlearning.options import StepOptions
@@ -60,14 +61,6 @@ Step = Callable[[Apply], Tensor]
 
 STIFFER = 4.0
 """The gentler step takes those who stay for so many times as fast at correcting."""
-
-FAR = 0.25
-"""A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
-
-ALONE = (
-    "Layers over tokens curve together, which their factors leave out, and coupled=False does not look at it: the step "
-    "may go too far, or not far enough, so leave that option out, or audit the model."
-)
 
 FEW = 0.1
 """Nobody is asked how they answer where more than this share of the weights has a diagonal for its curvature: what the
@@ -107,7 +100,7 @@ class _Ready:
         left = taken.memory.bound_to(taken.model, momentum) if taken.memory is not None else None
         warnings = (*away_warnings(self.state, self.parties), *shortened(taken, tau))
         warnings += memory_warnings(self.parties, left)
-        warnings += _far(self.state, taken) if details.get("layers", 0) > 1 else ()
+        warnings += far(self.state.model, taken) if details.get("layers", 0) > 1 else ()
         return Outcome("retrace", self.state.moved(taken.model, left), cost, details=told, warnings=warnings)
 
 
@@ -140,8 +133,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
     details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": found})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    told = (ALONE,) if curvature.over_tokens and found is None and outcome.succeeded else ()
-    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *told))
+    doubted = doubts(state.model, curvature, found) if outcome.succeeded else ()
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted))
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:
@@ -237,18 +230,6 @@ def _further(state: ServerState, pull: Pull, parties: Parties) -> float:
     if pull.source != "recorded" or state.memory is None:
         return 0.0
     return FURTHER * min(max((state.memory.loudness(parties.leaving) - 1.0) / (LOUD - 1.0), 0.0), 1.0)
-
-
-def _far(state: ServerState, taken: Taken) -> tuple[str, ...]:
-    """The warning that the step led far from the model."""
-    assert taken.length is not None
-    share = taken.length * float(taken.record["norm"] or 0.0) / float(torch.linalg.vector_norm(state.model.parameters))
-    if share <= FAR:
-        return ()
-    return (
-        f"The step is {share:.0%} as long as the model itself, where a step of first order may leave some of the data: "
-        "audit it, or retrain.",
-    )
 
 
 def _momentum(state: ServerState, pull: Pull, apply: Apply, taken: Taken) -> Tensor | None:

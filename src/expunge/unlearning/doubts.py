@@ -1,0 +1,57 @@
+"""What makes a step of retrace doubtful, in sentences for the person who asked."""
+
+from __future__ import annotations
+
+import torch
+
+from expunge.core.kronecker import KroneckerCurvature
+from expunge.core.vectors import Snapshot
+from expunge.unlearning.answers import LEAST
+from expunge.unlearning.trust_region import Taken
+
+FAR = 0.25
+"""A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
+
+ALONE = (
+    "Layers over tokens curve together, which their factors leave out, and coupled=False does not look at it: the step "
+    "may go too far, or not far enough, so leave that option out, or audit the model."
+)
+
+ADAPTERS = (
+    "Adapters that know their data by heart kept a part of it where that was measured: audit the model, or train its "
+    "adapters again."
+)
+
+SLOW = (
+    "Those who stay hardly correct a displaced model, far less than the training's response tells, so how much of the "
+    "pull is left is a guess: audit the model, or retrain."
+)
+
+
+def doubts(model: Snapshot, curvature: KroneckerCurvature, stiffness: float | None) -> tuple[str, ...]:
+    """Of the model and of how those who stay answer.
+
+    Args:
+        model: whose parameters are PEFT's low-rank adapters where their names say so.
+        curvature: of those who stay.
+        stiffness: how many times that they have, as they were asked or as an exact product says; None if neither.
+    """
+    adapters = model.layout is not None and any("lora_" in name for name, _ in model.layout.shapes)
+    told = {
+        ALONE: curvature.over_tokens and stiffness is None,
+        ADAPTERS: adapters,
+        SLOW: stiffness is not None and stiffness < 1.1 * LEAST,
+    }
+    return tuple(sentence for sentence, holds in told.items() if holds)
+
+
+def far(model: Snapshot, taken: Taken) -> tuple[str, ...]:
+    """That the step led far from the model."""
+    assert taken.length is not None
+    share = taken.length * float(taken.record["norm"] or 0.0) / float(torch.linalg.vector_norm(model.parameters))
+    if share <= FAR:
+        return ()
+    return (
+        f"The step is {share:.0%} as long as the model itself, where a step of first order may leave some of the data: "
+        "audit it, or retrain.",
+    )
