@@ -256,7 +256,7 @@ def written(found: dict[str, dict[str, Any]], out: Path, asked: dict[str, Any]) 
         ):
             if value is not None:
                 series.append(Series(name, label, X_NAME, y_name, [float(own["parameters"])], [value]))
-    results = Results("scaling", asked, environment(), rows, {}, variants, series, utc_now())
+    results = Results("scaling", asked, environment(asked["device"]), rows, {}, variants, series, utc_now())
     results.save(out)
     for name, figure in scaling_figures(results).items():
         save_figure(figure, out.parent / f"{name}.svg")

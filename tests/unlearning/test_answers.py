@@ -10,12 +10,12 @@ from expunge.bench.adversary import Between
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError
-from expunge.federation.messages.tasks import Train, Trained
+from expunge.federation.messages.tasks import CurvatureProduct, Train, Trained
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, AdamW, FedAvgM, Recipe
 from expunge.unlearning import answers, doubts, retrace
-from expunge.unlearning.answers import DISPLACED, LEAST, MOST, Contraction, stiffness
+from expunge.unlearning.answers import DISPLACED, LEAST, MOST, Answer, Contraction, answered
 from expunge.unlearning.estimate import ASKED, Size
 from expunge.unlearning.pulls import recorded
 from expunge.unlearning.request import Request
@@ -120,7 +120,7 @@ def test_the_median_of_what_those_who_stay_answer_is_found_along_what_was_worn_d
     engine, state = trained()
     stay, pull, curvature = known(engine, state)
     answering = Answering(engine, state, pull, curvature, {"bob": 0.2, "cyd": 0.5, "dan": 0.9})
-    found = stiffness(dataclasses.replace(stay, engine=answering), state, pull, curvature)
+    found = answered(dataclasses.replace(stay, engine=answering), state, pull, curvature).stiffness
     assert found == pytest.approx(0.5, rel=1e-2)
     worn = pull.total - pull.left(curvature.apply)
     assert [float(way @ worn / (worn @ worn)) for way in answering.ways] == pytest.approx([0.0] * 3 + [-DISPLACED] * 3)
@@ -133,7 +133,7 @@ def test_few_steps_tell_in_part_that_they_are_less_stiff(known_, steps, found):
     engine, state = trained()
     stay, pull, curvature = known(engine, state)
     answering = Answering(engine, state, pull, curvature, dict.fromkeys(("bob", "cyd", "dan"), known_), steps)
-    told = stiffness(dataclasses.replace(stay, engine=answering), state, pull, curvature)
+    told = answered(dataclasses.replace(stay, engine=answering), state, pull, curvature).stiffness
     assert told == pytest.approx(found, rel=0.02)
 
 
@@ -141,7 +141,7 @@ def test_the_less_stiff_they_are_the_longer_the_step(monkeypatch):
     norms = []
     for told in (4.0, 1.0, 0.5, 0.2):
         engine, state = trained()
-        monkeypatch.setattr(retrace, "stiffness", lambda *_, told=told: told)
+        monkeypatch.setattr(retrace, "answered", lambda *_, told=told: Answer(told))
         outcome = forgotten(engine, state, LEAVER, dataclasses.replace(RETRACE, tau=10.0))
         step = outcome.details["steps"][0]
         assert step["filter"] == ("answered" if told < 1 else "response")
@@ -167,7 +167,7 @@ def test_a_server_with_momentum_answers_as_its_clients_do():
     original = answers._explaining
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "_explaining", lambda *own: seen.append(own[1]) or original(*own))
-        stiffness(stay, state, pull, curvature)
+        answered(stay, state, pull, curvature)
     names = [[name] for name, _ in state.model.layout.shapes]
     assert seen[0].travels(names) == local.travels(names) != pull.response.travels(names)
 
@@ -215,19 +215,41 @@ def test_under_masked_sums_nobody_is_asked():
     assert "stiffness" not in outcome.details
 
 
-def test_where_they_hardly_correct_anything_that_is_said(monkeypatch):
+@pytest.mark.parametrize(
+    ("told", "steps", "beyond"), [(LEAST, 4, True), (0.3, 4, False), (MOST, 20, True), (3.0, 20, False)]
+)
+def test_an_answer_at_the_bounds_is_said_however_few_steps_tell_it(told, steps, beyond):
     engine, state = trained()
-    for told, warned in ((LEAST, True), (0.3, False)):
-        monkeypatch.setattr(retrace, "stiffness", lambda *_, told=told: told)
-        outcome = forgotten(engine, state, LEAVER, dataclasses.replace(RETRACE, tau=10.0))
-        assert (doubts.SLOW in outcome.warnings) == warned
+    stay, pull, curvature = known(engine, state)
+    answering = Answering(engine, state, pull, curvature, dict.fromkeys(("bob", "cyd", "dan"), told), steps)
+    answer = answered(dataclasses.replace(stay, engine=answering), state, pull, curvature)
+    assert answer.beyond == beyond
+    assert (doubts.BEYOND in doubts.doubts(state.model, curvature, answer)) == beyond
+
+
+def test_one_of_two_who_lies_does_not_choose_it():
+    engine, state = trained()
+    stay, pull, curvature = known(engine, state)
+    two = dataclasses.replace(stay, clients={name: stay.clients[name] for name in ("bob", "cyd")})
+    for lie in (LEAST, MOST):
+        answering = Answering(engine, state, pull, curvature, {"bob": lie, "cyd": 0.6}, 20)
+        answer = answered(dataclasses.replace(two, engine=answering), state, pull, curvature)
+        assert answer.stiffness == pytest.approx(0.6, rel=0.02)
+
+
+def test_nobody_is_asked_where_nothing_was_worn_down():
+    engine, state = trained(dataclasses.replace(PLAN, rounds=1))
+    stay, pull, curvature = known(engine, state)
+    assert answered(stay, state, pull, curvature) == Answer(1.0)
+    assert not engine.log or not any(isinstance(task, Train) for tasks in engine.log for task in tasks.values())
 
 
 def test_an_exact_product_takes_the_place_of_asking_where_it_is_wanted(monkeypatch):
     engine, state = trained()
-    monkeypatch.setattr(retrace, "stiffness", None)
+    monkeypatch.setattr(retrace, "answered", None)
     outcome = forgotten(engine, state, LEAVER, dataclasses.replace(RETRACE, coupled=True))
     assert outcome.details["stiffness"] >= 1
+    assert any(isinstance(task, CurvatureProduct) for tasks in engine.log for task in tasks.values())
 
 
 def test_one_who_lies_does_not_choose_it():
@@ -235,7 +257,7 @@ def test_one_who_lies_does_not_choose_it():
     stay, pull, curvature = known(engine, state)
     honest = [answer_of(stay, name, state, pull, curvature) for name in ("cyd", "dan")]
     for lie in (lambda update: 1e6 * update, torch.zeros_like, lambda update: -update):
-        told = stiffness(dataclasses.replace(stay, engine=Lying(engine, lie)), state, pull, curvature)
+        told = answered(dataclasses.replace(stay, engine=Lying(engine, lie)), state, pull, curvature).stiffness
         assert min(honest) - 1e-9 <= told <= max(honest) + 1e-9
 
 
@@ -244,7 +266,7 @@ def answer_of(stay, name, state, pull, curvature):
     plan, draws = answers._asked(stay, state, pull.response)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "_asked", lambda *_: (plan, {name: draws[name]}))
-        return stiffness(stay, state, pull, curvature)
+        return answered(stay, state, pull, curvature).stiffness
 
 
 def test_what_is_not_a_number_is_refused_by_name():
@@ -252,15 +274,18 @@ def test_what_is_not_a_number_is_refused_by_name():
     stay, pull, curvature = known(engine, state)
     broken = dataclasses.replace(stay, engine=Lying(engine, lambda update: update * math.nan))
     with pytest.raises(NumericalError, match="'bob'"):
-        stiffness(broken, state, pull, curvature)
+        answered(broken, state, pull, curvature)
 
 
-def test_the_estimate_has_it():
+@pytest.mark.parametrize("changes", [{}, {"tau": 0.02, "long_step_ratio": 0.0, "correction_lengths": (0.0, 1e-6)}])
+def test_the_estimate_has_it(changes):
+    """Also where three filters are tried in vain."""
     engine, state = trained()
+    options = dataclasses.replace(RETRACE, round_lengths=(0.0,) if changes else RETRACE.round_lengths, **changes)
     size = Size.of(state, LEAVER.parties(engine.clients()))
     assert size.measured > 0
-    told = estimate(RETRACE, size)
-    engine.cost.sample_gradients = 0.0
-    outcome = forgotten(engine, state, LEAVER, RETRACE)
+    told = estimate(options, size)
+    engine.cost.sample_gradients, engine.cost.rounds = 0.0, 0
+    outcome = forgotten(engine, state, LEAVER, options)
     assert outcome.cost.sample_gradients <= told.sample_gradients
     assert outcome.cost.rounds <= told.messages

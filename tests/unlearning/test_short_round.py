@@ -16,6 +16,7 @@ from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import AdamW, FedAvgM, Recipe
 from expunge.unlearning import repair
+from expunge.unlearning.lengths import combined
 from expunge.unlearning.recovery import strip_return
 from expunge.unlearning.repair import SCALES, Calibration, Correction, Moved, ShortRound, repaired
 from expunge.unlearning.request import Request
@@ -83,7 +84,7 @@ def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
     trained_on = sum(task.draw.size for task in training.values())
     looked_at = 5 * sum(task.draw.size for task in losses.values()) / 3
     assert {name: task.draw for name, task in before.items()} == {name: task.draw for name, task in scales.items()}
-    scaled = (len(SCALES) + 5) * sum(task.draw.size for task in scales.values()) / 3
+    scaled = (len(SCALES) + 4) * sum(task.draw.size for task in scales.values()) / 3
     lengths = len(OPTIONS.correction_lengths)
     tried = sum(task.draw.size + lengths * corrected[name].draw.size / 3 for name, task in gradient.items())
     more = outcome.cost.sample_gradients - plain.cost.sample_gradients
@@ -270,7 +271,34 @@ def test_outputs_are_scaled_until_the_model_is_as_sure_as_before():
         assert free["length"] == pytest.approx(0.5)
         assert free["retained_rise"] > 0.01
         assert held["length"] < free["length"]
+        assert (held["length"] > 0) == (risen < 0.1)
         assert held["length"] == 0 or risen + held["retained_rise"] <= 0.01
+    moved = Moved(scaled(0.9), scaled(0.5), None, risen=0.2)  # what they win is never refused
+    assert Calibration(curvature, tau=0.01)(stay, moved).record["retained_rise"] < 0
+    assert Calibration(curvature, tau=0.01)(stay, moved).record["length"] == pytest.approx(0.5)
+
+
+class Boasting(WatchedEngine):
+    """One client lies about how sure a model is: the one before the step looks sure, the one after unsure."""
+
+    def ask(self, tasks):
+        replies = super().ask(tasks)
+        lie = replies["bob"]
+        number = len(lie.total)
+        told = lie.total.clone()
+        told[0 if number == 2 else -1] += 100.0 if number == 2 else -100.0
+        return {**replies, "bob": dataclasses.replace(lie, total=told)}
+
+
+def test_one_who_lies_does_not_scale_the_outputs():
+    engine, state = trained(rounds=20)
+    clients_ = dict.fromkeys(("bob", "cyd", "dan"), ())
+    lying = Boasting(mlp(), CrossEntropy(), DATA)
+    for who in (engine, lying):
+        stay = Retained(who, clients_, engine.clients())
+        curvature = Retained(engine, clients_, engine.clients()).factors(state.model)
+        found = Calibration(curvature, tau=math.inf)(stay, Moved(state.model, state.model, None))
+        assert found.record["length"] <= 0.1
 
 
 def test_how_sure_a_model_is_comes_from_two_slight_scales():
@@ -281,8 +309,10 @@ def test_how_sure_a_model_is_comes_from_two_slight_scales():
     state.model.write_to(net)
     outputs = net(inputs).detach()
     own = outputs.gather(1, labels[:, None])[:, 0]
-    told = repair._sure(Calibration(stay.factors(state.model), 0.0)._losses(stay, state.model, (1.0,)))
-    assert told == pytest.approx(float((own - outputs.mean(dim=1)).mean()), rel=0.03)
+    replies = Calibration(stay.factors(state.model), 0.0)._told(stay, state.model, (repair.SLIGHT, -repair.SLIGHT))
+    one, other = combined(replies).means
+    told = (other - one) / (2 * repair.SLIGHT)
+    assert told == pytest.approx(float((own - outputs.mean(dim=1)).mean()), rel=0.01)
 
 
 def test_one_layer_is_not_scaled():

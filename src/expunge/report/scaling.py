@@ -60,7 +60,7 @@ def scaling_markdown(results: Results) -> str:
         >>> told = {"parameters": 188810, "first": 1.0, "retraining": "timed", "peak_gb": None}
         >>> results = Results("scaling", {}, {}, rows, {}, {"cnn": Variant(told, {}, {})})
         >>> print(scaling_markdown(results).splitlines()[2])
-        | cnn | 0.19M | 0.500 | 1.000 | 20 | 40× | – |
+        | cnn | 0.189M | 0.500 | 1.000 | 20 | 40× | – |
     """
     lines = [
         "| model | parameters | seconds | of the first request | of retraining | times faster | peak memory (GB) |",
@@ -78,7 +78,7 @@ def scaling_markdown(results: Results) -> str:
         star = "" if told["retraining"] == "timed" else "\\*"
         guessed = guessed or bool(star)
         peak = "–" if told["peak_gb"] is None else f"{told['peak_gb']:.1f}"
-        cells = [label, f"{told['parameters'] / 1e6:.2g}M", f"{own:.3f}", f"{told['first']:.3f}", f"{again:.0f}{star}"]
+        cells = [label, f"{told['parameters'] / 1e6:.3g}M", f"{own:.3f}", f"{told['first']:.3f}", f"{again:.0f}{star}"]
         lines.append(f"| {' | '.join(cells)} | {again / own:.0f}× | {peak} |")
     note = ["", "\\* One epoch of one round was timed, and counted as often as there are."] if guessed else []
     return "\n".join([*lines, *note])

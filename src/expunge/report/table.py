@@ -96,10 +96,10 @@ def caption(results: Results, near: str = "green", far: str = "red") -> str:
         marks = "Behind the count of equivalent runs is the exact 95% interval of their share (Clopper-Pearson)."
     elif results.experiment == "evidence":
         marks = _of_the_equivalent(results)
-    elif any(row.method == "retrain" for row in results.rows) and not any(row.verdict for row in results.rows):
-        marks = "No line has a mark: what is measured here has no verdict."
     elif results.scenario.get("more_rounds"):
         marks = "No line has a mark: a verdict is reached before more rounds follow."
+    elif any(row.method == "retrain" for row in results.rows) and not any(row.verdict for row in results.rows):
+        marks = "No line has a mark: what is measured here has no verdict."
     elif any(row.verdict is not None for row in results.rows):
         marks = marks_mean(near, far)
     return " ".join([f"Mean ± standard deviation over {seeds}. {marks}", *judged_note(results), *version_note(results)])

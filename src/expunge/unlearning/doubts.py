@@ -6,7 +6,7 @@ import torch
 
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
-from expunge.unlearning.answers import LEAST
+from expunge.unlearning.answers import Answer
 from expunge.unlearning.trust_region import Taken
 
 FAR = 0.25
@@ -22,25 +22,25 @@ ADAPTERS = (
     "adapters again."
 )
 
-SLOW = (
-    "Those who stay hardly correct a displaced model, far less than the training's response tells, so how much of the "
+BEYOND = (
+    "Those who stay answered a displaced model far otherwise than the training's response tells, so how much of the "
     "pull is left is a guess: audit the model, or retrain."
 )
 
 
-def doubts(model: Snapshot, curvature: KroneckerCurvature, stiffness: float | None) -> tuple[str, ...]:
+def doubts(model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None) -> tuple[str, ...]:
     """Of the model and of how those who stay answer.
 
     Args:
         model: whose parameters are PEFT's low-rank adapters where their names say so.
         curvature: of those who stay.
-        stiffness: how many times that they have, as they were asked or as an exact product says; None if neither.
+        answer: how many times that they have, as they were asked or as an exact product says; None if neither.
     """
     adapters = model.layout is not None and any("lora_" in name for name, _ in model.layout.shapes)
     told = {
-        ALONE: curvature.over_tokens and stiffness is None,
+        ALONE: curvature.over_tokens and answer is None,
         ADAPTERS: adapters,
-        SLOW: stiffness is not None and stiffness < 1.1 * LEAST,
+        BEYOND: answer is not None and answer.beyond,
     }
     return tuple(sentence for sentence, holds in told.items() if holds)
 

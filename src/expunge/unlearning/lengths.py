@@ -96,8 +96,10 @@ def shortest(loss: RetainedLoss, lengths: Sequence[float], allowed: float) -> fl
     return next(length for length, rise in zip(lengths, loss.rises, strict=True) if rise <= least + max(allowed, 0.0))
 
 
-def combined(replies: Iterable[Sum]) -> RetainedLoss:
+def combined(replies: Iterable[Sum], columns: Sequence[int] | None = None) -> RetainedLoss:
     """The mean over all samples, and its rise with nobody's own below the second lowest (of three or more clients).
+
+    Of all lengths that were asked about, or of these columns, the first of which the others are compared with.
 
     Example:
         >>> told = [Sum(torch.tensor([1.0, 1.0 + rise]), 1, 0.0) for rise in (0.1, 0.2, -9.0)]
@@ -106,6 +108,7 @@ def combined(replies: Iterable[Sum]) -> RetainedLoss:
     """
     replies = list(replies)
     totals = torch.stack([reply.total for reply in replies]).double().cpu()
+    totals = totals if columns is None else totals[:, list(columns)]
     counts = torch.tensor([float(reply.count) for reply in replies], dtype=torch.float64)
     # What is NaN or infinite is not safe, not even where it is minus infinity.
     risen = ((totals - totals[:, :1]) / counts[:, None]).nan_to_num(math.inf, math.inf, math.inf)

@@ -27,7 +27,7 @@ Where it fails: the loss cannot see whether what comes back is the leaver's or t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,13 +38,13 @@ from expunge.core.vectors import Snapshot
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.rounds import ROUNDING
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.messages.tasks import Draw, Trained
+from expunge.federation.messages.tasks import Draw, Sum, Trained
 from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.federation.training.response import Response
 from expunge.unlearning.filters import Newton
-from expunge.unlearning.lengths import RetainedLoss, lowest, shortest
+from expunge.unlearning.lengths import combined, lowest, shortest
 from expunge.unlearning.recovery import RECOVERY_LENGTHS, strip_return, without_return
 from expunge.unlearning.retained import BATCH_SIZE, Retained
 
@@ -202,7 +202,8 @@ class Correction:
 class Calibration:
     """The outputs, scaled by the last layer's weights until the model is as sure of the labels as it was before.
 
-    How sure it is: the mean output of a sample's label above the mean of all outputs. In retrained models that is about
+    How sure it is: the mean output of a sample's label above the mean of all outputs (of yes or no, half of it with the
+    label's sign). In retrained models that is about
     what it is in the trained one (docs/method.md), and a step and a short round lower it on all data alike. It is the
     slope of the loss where outputs are scaled by 0, so losses of two slight scales tell it. Nothing is ever scaled
     down, since where the leaver contradicted the others it was the less sure; nor so far that those who stay are left
@@ -221,26 +222,31 @@ class Calibration:
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The record's length is how much more than 1 the scale is."""
         fewer = stay.looking_at(None if stay.samples is None else max(1, stay.samples // 4))
-        before, after = self._losses(fewer, moved.remembers, (1.0,)), self._losses(fewer, moved.model, self.scales)
-        wished = _sure(before) / _sure(after) if _sure(before) > _sure(after) > 0 else 1.0
-        allowed = [n for n in range(len(self.scales)) if not n or moved.risen + after.rises[n] <= self.tau]
-        number = min(allowed, key=lambda n: abs(self.scales[n] - wished))
-        length, record = self.scales[number] - 1.0, after.at(number)
-        last = self.curvature.last(moved.model.parameters)
-        model = moved.model if last is None else moved.model.moved(moved.model.parameters + length * last)
-        return Repaired(model if length else moved.model, {"length": length, **record})
+        slight = (-SLIGHT, SLIGHT)
+        before, after = (
+            self._told(fewer, moved.remembers, slight),
+            self._told(fewer, moved.model, (*self.scales, *slight)),
+        )
+        # Nobody's own word can make the model before look surer than the second surest, or the one after less sure.
+        was, is_ = -combined(before).rises[1], combined(after, (-1, -2)).rises[1]
+        wished = was / is_ if was > is_ > 0 else 1.0
+        loss = combined(after, range(len(self.scales)))
+        room = max(self.tau - moved.risen, 0.0)
+        allowed = [number for number, rise in enumerate(loss.rises) if not number or rise <= room]
+        number = min(allowed, key=lambda tried: abs(self.scales[tried] - wished))
+        length, record = self.scales[number] - 1.0, loss.at(number)
+        moves = length * self._last(moved.model)
+        model = moved.model.moved(moved.model.parameters + moves) if length else moved.model
+        return Repaired(model, {"length": length, **record})
 
-    def _losses(self, stay: Retained, model: Snapshot, scales: tuple[float, ...]) -> RetainedLoss:
-        """At these scales, the first 1, and at two slight ones."""
+    def _told(self, stay: Retained, model: Snapshot, scales: Sequence[float]) -> list[Sum]:
+        """Each one's losses at these scales."""
+        return stay.told(model, -self._last(model), [scale - 1.0 for scale in scales])
+
+    def _last(self, model: Snapshot) -> Tensor:
         last = self.curvature.last(model.parameters)
         assert last is not None
-        return stay.losses(model, -last, [scale - 1.0 for scale in (*scales, SLIGHT, -SLIGHT)])
-
-
-def _sure(loss: RetainedLoss) -> float:
-    """How sure a model is of the labels, by its losses at two slight scales."""
-    one, other = loss.rises[-2:]
-    return (other - one) / (2 * SLIGHT)
+        return last
 
 
 def repaired(stay: Retained, moved: Moved, repairs: Mapping[str, Repair]) -> tuple[Moved, dict[str, dict[str, float]]]:

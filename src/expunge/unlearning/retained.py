@@ -124,7 +124,11 @@ class Retained:
         It comes from the server's own data where there is some, else from the clients in one message, on samples other
         than those of the curvature as far as there are others.
         """
-        return combined(_checked(self._told(model, step, tuple(lengths))).values())
+        return combined(self.told(model, step, lengths))
+
+    def told(self, model: Snapshot, step: Tensor, lengths: Sequence[float]) -> list[Sum]:
+        """The same, each one's own sum of losses at each length."""
+        return list(_checked(self._told(model, step, tuple(lengths))).values())
 
     def trials(self, model: Snapshot, step: Tensor, lengths: Sequence[float]) -> Iterator[Trial]:
         """Each length in turn with the model after it and the loss before and after; asked for when its turn comes.

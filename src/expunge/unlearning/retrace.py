@@ -33,7 +33,7 @@ from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Adam, Measured
-from expunge.unlearning.answers import stiffness
+from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.doubts import doubts, far
 from expunge.unlearning.filters import damped
 from expunge.unlearning.lazily import Lazily
@@ -118,8 +118,9 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         pull = ready.pull(engine)
         curvature = ready.stay.factors(state.model)
         pull = with_measured_rates(engine, state, ready.parties, pull, curvature, options.seed)
-        found = _stiffness(ready, pull, curvature, options)
-        curvature, answer = curvature.stiffer(max(found or 1.0, 1.0)), min(found or 1.0, 1.0)
+        found = _answer(ready, pull, curvature, options)
+        stiffness = found.stiffness if found is not None else 1.0
+        curvature, answer = curvature.stiffer(max(stiffness, 1.0)), min(stiffness, 1.0)
         reach = 1.0 + _further(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         filters = _steps(pull, options.filter, options.damping, answer)
         steps = Lazily({kind: partial(_scaled, reach, step, curvature) for kind, step in filters.items()})
@@ -131,7 +132,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
-    details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": found})}
+    details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": stiffness})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     doubted = doubts(state.model, curvature, found) if outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted))
@@ -195,13 +196,13 @@ def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) ->
     return {**sharper, "response": pull.left, **gentler}
 
 
-def _stiffness(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> float | None:
+def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> Answer | None:
     """How many times the curvature of the layers one by one those who stay have: asked for, or by an exact product."""
     factored = curvature.layers > 1 and curvature.without_factors < FEW
     if options.coupled == "auto" and factored and _may_ask(ready, pull, options):
-        return stiffness(ready.stay, ready.state, pull, curvature)
+        return answered(ready.stay, ready.state, pull, curvature)
     if options.coupled is True or (options.coupled == "auto" and curvature.over_tokens):
-        return curvature.coupling(pull.total, ready.stay.product(ready.state.model)(pull.total))
+        return Answer(curvature.coupling(pull.total, ready.stay.product(ready.state.model)(pull.total)))
     return None
 
 

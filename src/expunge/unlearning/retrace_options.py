@@ -43,8 +43,9 @@ class RetraceOptions(StepOptions):
         source: where the pull is learnt: ``auto`` takes recorded vectors of everybody who leaves, else a replay;
             ``recorded`` or ``replay`` alone.
         filter: what is left of a pull along a direction of curvature e (filters.py): the training's own ``response``
-            or ``damped``; ``auto`` is the response, or a gentler one where that costs those who stay too much, and
-            damped where a damping is given or nobody knows how the clients trained.
+            or ``damped``; ``auto`` is the response, before it a sharper one where those who stay say under Adam that
+            they are less stiff, after it a gentler one where it costs them too much, and damped where a damping is
+            given or nobody knows how the clients trained.
         correction: whether a correction of those who stay follows; after a long step a short round and a calibration
             (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
@@ -88,7 +89,7 @@ class RetraceOptions(StepOptions):
 
     @property
     def expected_rounds(self) -> int:
-        """Message rounds that this takes at most; with batch norm it may be more."""
+        """Message rounds that this takes at most; with batch norm and under Adam it may be more."""
         searched = 3 if self.tau is not None else 0
         follows = 2 if self.recovery else 6 if self.may_correct else 0  # short round, correction, scales
         twice = self.filter == "auto" and self.tau is not None  # the sharper filter may be tried in vain
@@ -143,13 +144,14 @@ class RetraceKrylovOptions(StepOptions):
 
 
 def estimate(options: RetraceOptions, size: Size) -> Estimate:
-    """What it costs at most: factors once, losses on draws, and what follows; two filters may be tried."""
-    tries = 2 if options.tau is not None else 1
+    """What it costs at most: factors once, losses on draws, and what follows; several filters may be tried."""
+    sharper = bool(size.measured) and options.filter == "auto" and options.coupled == "auto" and options.may_correct
+    tries = 2 + sharper if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
     if options.may_correct:
         gradient, short_round = drawn(options, size), size.samples / PART + size.clients
-        scales = len(SCALES) + 5  # two slight ones of either model, and the model before as it is
+        scales = len(SCALES) + 4  # two slight ones of either model
         lengths = len(options.correction_lengths) + len(options.round_lengths) + scales
         work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
     follows = 2 if options.recovery else 4 if options.may_correct else 0
@@ -157,6 +159,7 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     measured = 2 if size.measured else 0  # rounds that tell how an optimiser answers
     work += size.measured
     messages, products = options.expected_rounds + renewed + measured, bool(options.coupled)
+    messages += 7 if sharper else 0  # a filter more in vain: one length of it, and what follows
     sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed
     down = sent * size.vector + small_change(messages)
     up = size.factors + (measured + products + tries * follows + renewed) * size.vector + small_change(messages)

@@ -73,7 +73,17 @@ class Response:
         return self.travels([()])[0]
 
     def travels(self, groups: Sequence[Sequence[str]]) -> list[float]:
-        """The same for several groups of parameters at once."""
+        """The same for several groups of parameters at once; what was told before is remembered."""
+        asked = tuple(map(tuple, groups))
+        if asked not in self._travels:
+            self._travels[asked] = self._travelled(groups)
+        return list(self._travels[asked])
+
+    @cached_property
+    def _travels(self) -> dict[tuple[tuple[str, ...], ...], list[float]]:
+        return {}
+
+    def _travelled(self, groups: Sequence[Sequence[str]]) -> list[float]:
         rule = self._server
         gain = rule.learning_rate / (1 - rule.momentum if isinstance(rule, FedAvgM) else 1.0)
         gains = torch.tensor([1.0 if each.plain else gain for each in self.rounds], dtype=torch.float64)
