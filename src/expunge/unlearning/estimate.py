@@ -54,6 +54,7 @@ class Size:
         checkpoints: how many there are.
         vectors: whether vectors were kept of everything that is to be forgotten.
         measured: sample-gradients of measuring how an optimiser answers, where that may have to be done.
+        asked: whether those who stay may be asked how stiff they are, after which one filter more is tried.
     """
 
     vector: int
@@ -68,6 +69,7 @@ class Size:
     checkpoints: int = 0
     vectors: bool = True
     measured: float = 0.0
+    asked: bool = False
 
     @classmethod
     def of(cls, state: ServerState, parties: Parties, validation: int = 0) -> Size:
@@ -87,8 +89,8 @@ class Size:
         rule, batch = state.trained_by.client, state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if isinstance(rule, Measured) else 0.0
         answers = 2.0 * min(ASKED * STEPS * max(1, batch // SMALLER), left)
-        measured = answers if isinstance(rule, Adam) else measured
-        return cls(*sizes, replayed, checkpoints, kept, measured)
+        asked = isinstance(rule, Adam)
+        return cls(*sizes, replayed, checkpoints, kept, answers if asked else measured, asked)
 
 
 def epochs_of(schedule: Schedule | None, counts: Mapping[str, int]) -> int:

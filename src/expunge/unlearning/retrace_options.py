@@ -145,7 +145,7 @@ class RetraceKrylovOptions(StepOptions):
 
 def estimate(options: RetraceOptions, size: Size) -> Estimate:
     """What it costs at most: factors once, losses on draws, and what follows; several filters may be tried."""
-    sharper = bool(size.measured) and options.filter == "auto" and options.coupled == "auto" and options.may_correct
+    sharper = size.asked and options.filter == "auto" and options.coupled == "auto" and options.may_correct
     tries = 2 + sharper if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
