@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cases import SPECTRA, System, random_system, system
 from expunge.core.bounds import cg_rate
-from expunge.core.krylov import NEGATIVE_CURVATURE, Solution, conjugate_gradient, lanczos
+from expunge.core.krylov import NEGATIVE_CURVATURE, Solution, conjugate_gradient, lanczos, lanczos_of_rows
 from expunge.errors import NumericalError, RequestError
 
 EPS = torch.finfo(torch.float64).eps
@@ -345,3 +345,18 @@ def test_the_zero_operator_is_an_invariant_subspace_too() -> None:
 def test_lanczos_refuses_no_iterations_and_no_start(start: Tensor, iterations: int) -> None:
     with pytest.raises(RequestError):
         lanczos(lambda v: v, start, iterations)
+
+
+def test_rows_side_by_side_are_what_each_is_alone_and_one_that_ends_is_not_asked_for_again() -> None:
+    problem = system(torch.tensor([1.0, 2.0, 5.0, 9.0, 20.0]), seed=16)
+    _, vectors = torch.linalg.eigh(problem.matrix)
+    starts = torch.stack([problem.right_side, vectors[:, 1], vectors[:, 0] + vectors[:, 3]])
+    asked: list[int] = []
+    found = lanczos_of_rows(lambda rows: asked.append(len(rows)) or rows @ problem.matrix, starts, 4)
+    assert asked == [3, 2, 1, 1]
+    for start, own in zip(starts, found, strict=True):
+        alone = lanczos(problem.product, start, 4)
+        assert own.matrix.shape == alone.matrix.shape
+        assert torch.allclose(own.apply(torch.sqrt), alone.apply(torch.sqrt), atol=1e-12)
+    with pytest.raises(RequestError):
+        lanczos_of_rows(lambda rows: rows, torch.stack([torch.ones(2), torch.zeros(2)]), 2)

@@ -32,8 +32,8 @@ DATA = {  # labels that can be learnt, and four rounds are too few for that: a r
 }
 PLAN = TrainingPlan(rounds=4, epochs=2, batch_size=12, learning_rate=0.1)
 OPTIONS = dataclasses.replace(
-    RETRACE, curvature_samples=20, tau=10.0, seed=5, long_step_ratio=0.0
-)  # every step is long
+    RETRACE, curvature_samples=20, tau=10.0, seed=5, long_step_ratio=0.0, coupled=False
+)  # every step is long, and taken by factors
 LEAVER = Request.of("ada")
 CLASSIFIER = 15
 """Parameters of the last layer."""
@@ -140,7 +140,7 @@ def test_the_leavers_samples_are_not_trained_on():
 
 
 def test_a_third_of_the_samples_after_a_long_training():
-    engine, state = trained(rounds=20)
+    engine, state = trained(rounds=40)
     asked(engine, state.model, state.model, LEAVER.parties(engine.clients()), short_round(state))
     assert {name: task.draw.size for name, task in engine.log[0].items()} == {"bob": 24, "cyd": 16, "dan": 14}
 

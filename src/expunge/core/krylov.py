@@ -263,31 +263,61 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> Tridiagonal:
         >>> lanczos(lambda v: A @ v, torch.tensor([1.0, 1.0]), 2).apply(torch.sqrt)
         tensor([1.0000, 2.0000])
     """
+    return lanczos_of_rows(lambda rows: product(rows[0])[None], start[None], iterations)[0]
+
+
+def lanczos_of_rows(product: Product, starts: Tensor, iterations: int) -> list[Tridiagonal]:
+    """The same from each row of a matrix, side by side: each step is one product with as many rows as still go on.
+
+    Example:
+        >>> A = torch.diag(torch.tensor([1.0, 4.0]))
+        >>> [own.apply(torch.sqrt) for own in lanczos_of_rows(lambda rows: rows @ A, torch.eye(2), 2)]
+        [tensor([1., 0.]), tensor([0., 2.])]
+    """
     if iterations < 1:
         raise RequestError(f"Lanczos needs at least 1 iteration, not {iterations}.")
-    norm = _norm(start)
-    if norm == 0:
-        raise RequestError("Lanczos cannot start from the zero vector.")
-    basis, diagonal, off_diagonal = [start / norm], [], []
-    scale = 0.0
+    ways = [_Way(start) for start in starts]
     for step in range(iterations):
-        image = product(basis[-1])
-        if not bool(torch.isfinite(image).all()):
+        going = [way for way in ways if not way.ended]
+        if not going:
+            break
+        images = product(torch.stack([way.basis[-1] for way in going]))
+        if not bool(torch.isfinite(images).all()):
             raise NumericalError("A curvature product is NaN or infinite: check the model and the data.")
-        diagonal.append(_dot(basis[-1], image))
-        scale = max(scale, _norm(image))
+        for way, image in zip(going, images, strict=True):
+            way.step(image, last=step + 1 == iterations)
+    return [way.found() for way in ways]
+
+
+class _Way:
+    """Lanczos from one vector."""
+
+    def __init__(self, start: Tensor) -> None:
+        self._norm = _norm(start)
+        if self._norm == 0:
+            raise RequestError("Lanczos cannot start from the zero vector.")
+        self.basis, self.ended = [start / self._norm], False
+        self._diagonal, self._off_diagonal, self._scale = list[float](), list[float](), 0.0
+
+    def step(self, image: Tensor, *, last: bool) -> None:
+        """One more, given the product with the newest vector of the basis."""
+        self._diagonal.append(_dot(self.basis[-1], image))
+        self._scale = max(self._scale, _norm(image))
         for _ in range(2):
-            known = torch.stack(basis)
+            known = torch.stack(self.basis)
             image = image - known.T @ (known @ image)
         length = _norm(image)
         # Rounding leaves this much of an image that lies inside the space: then the space is invariant.
-        if step + 1 == iterations or length <= 100 * torch.finfo(start.dtype).eps * scale:
-            break
-        off_diagonal.append(length)
-        basis.append(image / length)
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    beside = torch.tensor(off_diagonal[: len(diagonal) - 1], dtype=torch.float64)
-    return Tridiagonal(torch.stack(basis), matrix + torch.diag(beside, 1) + torch.diag(beside, -1), norm)
+        self.ended = last or length <= 100 * torch.finfo(image.dtype).eps * self._scale
+        if not self.ended:
+            self._off_diagonal.append(length)
+            self.basis.append(image / length)
+
+    def found(self) -> Tridiagonal:
+        """What is known in the end."""
+        matrix = torch.diag(torch.tensor(self._diagonal, dtype=torch.float64))
+        beside = torch.tensor(self._off_diagonal[: len(self._diagonal) - 1], dtype=torch.float64)
+        return Tridiagonal(torch.stack(self.basis), matrix + torch.diag(beside, 1) + torch.diag(beside, -1), self._norm)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

@@ -10,7 +10,7 @@ from expunge.federation.engines.client import local_steps
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import Adam, Measured
+from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
 from expunge.unlearning.retained import BATCH_SIZE, has_statistics
@@ -55,6 +55,9 @@ class Size:
         vectors: whether vectors were kept of everything that is to be forgotten.
         measured: sample-gradients of measuring how an optimiser answers, where that may have to be done.
         asked: whether those who stay may be asked how stiff they are, after which one filter more is tried.
+        rows: vectors of the pull whose products are asked for apart, where its curvature may be looked at half way; 0
+            is where it never is.
+        pull: how long the pull is beside the model itself; no step is longer.
     """
 
     vector: int
@@ -70,6 +73,8 @@ class Size:
     vectors: bool = True
     measured: float = 0.0
     asked: bool = False
+    rows: int = 0
+    pull: float = math.inf
 
     @classmethod
     def of(cls, state: ServerState, parties: Parties, validation: int = 0) -> Size:
@@ -89,8 +94,22 @@ class Size:
         rule, batch = state.trained_by.client, state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if isinstance(rule, Measured) else 0.0
         answers = 2.0 * min(ASKED * STEPS * max(1, batch // SMALLER), left)
-        asked = isinstance(rule, Adam)
-        return cls(*sizes, replayed, checkpoints, kept, answers if asked else measured, asked)
+        asked, rows = isinstance(rule, Adam), 0
+        plain = isinstance(state.trained_by.server, FedAvg)
+        if plain and not (rule.adaptive or isinstance(rule, Measured) or norm):
+            rows = state.memory.stretches if kept and state.memory is not None else max(1, checkpoints)
+        asking = answers if asked else measured
+        return cls(
+            *sizes, replayed, checkpoints, kept, asking, asked, rows, _pull(state, parties) if kept else math.inf
+        )
+
+
+def _pull(state: ServerState, parties: Parties) -> float:
+    """How long the leavers' pull is beside the model, as FedAvg adds it up; not known under another server's rule."""
+    memory, length = state.memory, float(state.model.parameters.norm())
+    if memory is None or memory.recipe.server != FedAvg() or not length > 0:
+        return math.inf
+    return float(memory.influence(parties.leaving).norm()) / length
 
 
 def epochs_of(schedule: Schedule | None, counts: Mapping[str, int]) -> int:

@@ -57,7 +57,7 @@ PART_OF_A_ROUND = 0.1
 PART, SMALLER = 3, 4
 """Of a short round: at most one in so many of the samples, in batches so many times smaller than the training's."""
 
-WORK, LEAST_PART = 100, 0.15
+WORK, LEAST_PART = 200, 0.12
 """A short round takes no more than one in so many of the samples that the training went through, but this part."""
 
 SCALES = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)

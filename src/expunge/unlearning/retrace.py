@@ -26,16 +26,17 @@ import torch
 from torch import Tensor
 
 from expunge.core.kronecker import Filter, KroneckerCurvature
-from expunge.core.krylov import Tridiagonal, conjugate_gradient, lanczos
+from expunge.core.krylov import conjugate_gradient, lanczos_of_rows
 from expunge.core.preconditioner import sketched
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.training.recipe import Adam, Measured
+from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.doubts import doubts, far
 from expunge.unlearning.filters import damped
+from expunge.unlearning.half_way import ByProducts, half_way
 from expunge.unlearning.lazily import Lazily
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.preparation import (
@@ -52,12 +53,15 @@ from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome, register
 from expunge.unlearning.repair import Calibration, Correction, RecoveryRound, Repair, ShortRound
 from expunge.unlearning.request import Parties, Request
-from expunge.unlearning.retained import Retained, has_statistics
+from expunge.unlearning.retained import BATCH_SIZE, Retained, has_statistics
 from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions, estimate, estimate_krylov
 from expunge.unlearning.trust_region import Bounds, Following, Taken, shortened, take, unsafe
 
 Step = Callable[[Apply], Tensor]
 """What is subtracted from the model, given how functions of the curvature are applied."""
+
+HALF_WAY = "half-way"
+"""The filter by exact curvature half way, which is tried first."""
 
 STIFFER = 4.0
 """The gentler step takes those who stay for so many times as fast at correcting."""
@@ -67,7 +71,7 @@ FEW = 0.1
 response takes for worn down is then too little to tell by."""
 
 LOUD, FURTHER = 3.0, 0.2
-"""Where a client's pull is so many times as long by weight as others', the step is taken so much further."""
+"""Where a client's pull is so many times as long by weight as others', a step by factors is taken so much further."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +127,15 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         curvature, answer = curvature.stiffer(max(stiffness, 1.0)), min(stiffness, 1.0)
         reach = 1.0 + _further(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         filters = _steps(pull, options.filter, options.damping, answer)
-        steps = Lazily({kind: partial(_scaled, reach, step, curvature) for kind, step in filters.items()})
-        expected = Lazily({kind: partial(_expected, steps, kind, curvature) for kind in filters})
+        made = {kind: partial(_scaled, reach, step, curvature.apply) for kind, step in filters.items()}
+        exact = _half_way(ready, pull, curvature, options)
+        if exact is not None:
+            made = {HALF_WAY: partial(pull.left, exact.apply), **made}
+        steps = Lazily(made)
+        expected = Lazily({name: partial(_expected, steps, name, curvature) for name in made})
         corrects = pull.response is not None and options.may_correct
-        repairs = _corrections(engine, state, curvature, pull, options) if corrects else lambda _: ready.recovery
+        mended = _corrections(engine, state, curvature, pull, options, long=exact is not None) if corrects else None
+        repairs = mended if mended is not None else lambda _: ready.recovery
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
         bounds = Bounds(options.tau, options.lengths, expected)
         taken = take(ready.stay, state.model, steps, bounds, following)
@@ -149,10 +158,9 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     with measured(engine) as cost:
         pull = ready.pull(engine)
         product = ready.stay.product(state.model)
-        seen = partial(lanczos, product, iterations=options.iterations)
 
         def apply(function: Filter, vectors: Tensor) -> Tensor:
-            return torch.stack([_of_row(function, row, own) for row, own in enumerate(map(seen, vectors))])
+            return ByProducts(lanczos_of_rows(product, vectors, options.iterations)).apply(function, vectors)
 
         if options.filter == "none":
             step = pull.total
@@ -170,18 +178,13 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes))
 
 
-def _scaled(reach: float, step: Step, curvature: KroneckerCurvature) -> Tensor:
-    return reach * step(curvature.apply)
+def _scaled(reach: float, step: Step, apply: Apply) -> Tensor:
+    return reach * step(apply)
 
 
 def _expected(steps: Mapping[str, Tensor], kind: str, curvature: KroneckerCurvature) -> float:
     """What a step costs those who stay, by its own curvature."""
     return curvature.quadratic(steps[kind]) / 2
-
-
-def _of_row(function: Filter, row: int, seen: Tridiagonal) -> Tensor:
-    """The function that belongs to this row, of the curvature as Lanczos saw it from there."""
-    return seen.apply(lambda values: function(values, ())[row])
 
 
 def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) -> dict[str, Step]:
@@ -194,6 +197,21 @@ def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) ->
     sharper: dict[str, Step] = {"answered": lambda apply: pull.left(apply, answer)} if answer < 1 else {}
     gentler: dict[str, Step] = {"gentle": lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}
     return {**sharper, "response": pull.left, **gentler}
+
+
+def _half_way(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> ByProducts | None:
+    """Exact curvature half way, where a network's step is long, its clients have one rate and the server FedAvg."""
+    state, response = ready.state, pull.response
+    if response is None or response.recipe.client.adaptive or not isinstance(response.recipe.server, FedAvg):
+        return None
+    # Batch-norm statistics of the middle are nobody's; over tokens the exact curvature along the pull is asked for.
+    if not options.may_look_half_way or curvature.layers < 2 or curvature.over_tokens or has_statistics(state.model):
+        return None
+    first = pull.left(curvature.apply)
+    if not is_long(state.model, state.model.moved(state.model.parameters - first), options.long_step_ratio):
+        return None
+    trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
+    return half_way(ready.stay, state.model, pull, curvature, first, trained)
 
 
 def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> Answer | None:
@@ -293,9 +311,18 @@ def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull 
 
 
 def _corrections(
-    engine: Engine, state: ServerState, curvature: KroneckerCurvature, pull: Pull, options: RetraceOptions
+    engine: Engine,
+    state: ServerState,
+    curvature: KroneckerCurvature,
+    pull: Pull,
+    options: RetraceOptions,
+    *,
+    long: bool,
 ) -> Callable[[Snapshot], Mapping[str, Repair]]:
-    """A correction, and after a long step a short round before it and a calibration after; by where it ended."""
+    """A correction, and after a long step a short round before it and a calibration after; by where it ended.
+
+    ``long`` says that it is a long one wherever it ends.
+    """
     tau = 0.0 if options.tau is None else options.tau
     assert pull.response is not None
     correction: dict[str, Repair] = {
@@ -304,7 +331,7 @@ def _corrections(
     short = ShortRound.of(state, pull.response, options.round_lengths)
 
     def repairs(model: Snapshot) -> Mapping[str, Repair]:
-        if not is_long(state.model, model, options.long_step_ratio):
+        if not long and not is_long(state.model, model, options.long_step_ratio):
             return correction
         # A client's own local training is no sum, and would bring batch-norm statistics of its own.
         can_train = short is not None and not engine.sums_only and not has_statistics(model)

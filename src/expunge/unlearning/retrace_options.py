@@ -16,6 +16,7 @@ from expunge.unlearning.checks import (
     require_whole,
 )
 from expunge.unlearning.estimate import Estimate, Size, drawn, looked_at, recovered, renewing, searched, small_change
+from expunge.unlearning.half_way import PRODUCTS, samples
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.recovery import RECOVERY_LENGTHS
 from expunge.unlearning.repair import CORRECTION_LENGTHS, PART, SCALES
@@ -49,11 +50,13 @@ class RetraceOptions(StepOptions):
         correction: whether a correction of those who stay follows; after a long step a short round and a calibration
             (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
-        long_step_ratio: a step longer than this share of the model's own length is a long one.
+        long_step_ratio: a step longer than this share of the model's own length is a long one, and filtered anew by
+            exact curvature half way (half_way.py).
         round_lengths: how far a short round may be taken, from 0 on.
         coupled: how what layers do together is looked at: ``auto`` asks some of those who stay, under Adam, how they
-            answer a displaced model, and else, for models with layers over tokens or steps, takes the exact curvature
-            along the pull, one message; ``True`` always does the latter, ``False`` neither.
+            answer a displaced model; else takes the exact curvature along the pull for models with layers over tokens
+            or steps, one message, and for others after a long step exact curvature half way, fifteen; ``True`` is
+            always the exact curvature along the pull alone, ``False`` nothing.
     """
 
     source: SourceOption = "auto"
@@ -94,7 +97,17 @@ class RetraceOptions(StepOptions):
         follows = 2 if self.recovery else 6 if self.may_correct else 0  # short round, correction, scales
         twice = self.filter == "auto" and self.tau is not None  # the sharper filter may be tried in vain
         again = follows + (1 if follows and not twice else 0) if searched else 0
-        return 1 + bool(self.coupled) + searched + twice + follows + again
+        return 1 + bool(self.coupled) + searched + twice + follows + again + self.half_way_rounds
+
+    @property
+    def half_way_rounds(self) -> int:
+        """Of these, those of exact curvature half way: its products, and where it is tried in vain, what follows."""
+        return PRODUCTS + 7 if self.may_look_half_way else 0
+
+    @property
+    def may_look_half_way(self) -> bool:
+        """Whether a long step may be filtered by exact curvature half way."""
+        return self.filter == "auto" and self.damping is None and self.coupled == "auto" and self.may_correct
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,8 @@ class RetraceKrylovOptions(StepOptions):
 def estimate(options: RetraceOptions, size: Size) -> Estimate:
     """What it costs at most: factors once, losses on draws, and what follows; several filters may be tried."""
     sharper = size.asked and options.filter == "auto" and options.coupled == "auto" and options.may_correct
-    tries = 2 + sharper if options.tau is not None else 1
+    halved = options.may_look_half_way and size.rows > 0 and size.pull > options.long_step_ratio
+    tries = 2 + sharper + halved if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
     if options.may_correct:
@@ -158,11 +172,18 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     renewed = renewing(options, size)
     measured = 2 if size.measured else 0  # rounds that tell how an optimiser answers
     work += size.measured
-    messages, products = options.expected_rounds + renewed + measured, bool(options.coupled)
+    messages, products, rows = options.expected_rounds + renewed + measured, bool(options.coupled), 0
+    if halved:
+        looked = samples(options.samples(size.samples), math.inf, size.rows)
+        work += PRODUCT_COST * PRODUCTS * size.rows * (size.samples if looked is None else looked + size.clients)
+        rows = PRODUCTS * size.rows
+    elif options.may_look_half_way:
+        messages -= options.half_way_rounds
     messages += 7 if sharper else 0  # a filter more in vain: one length of it, and what follows
-    sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed
+    sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed + (rows + PRODUCTS if halved else 0)
     down = sent * size.vector + small_change(messages)
-    up = size.factors + (measured + products + tries * follows + renewed) * size.vector + small_change(messages)
+    back = measured + products + tries * follows + renewed + rows
+    up = size.factors + back * size.vector + small_change(messages)
     replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     return _with_replay(Estimate(messages, down * size.clients, up * size.clients, work), size, replay)
 

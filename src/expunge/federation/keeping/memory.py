@@ -265,6 +265,11 @@ class Memory:
         """``||B_u||`` of each of these clients."""
         return [float(torch.linalg.vector_norm(self.vectors[name])) for name in names]
 
+    @property
+    def stretches(self) -> int:
+        """How many vectors are kept for each client, each of a stretch of rounds."""
+        return len(self._stretches)
+
     def loudness(self, names: Iterable[str]) -> float:
         """How long the pull of these clients is by weight, in units of the median of those who stay; 1 is as theirs.
 

@@ -68,6 +68,11 @@ class Response:
         """
         return self.travels([parameters])[0] if parameters else self._whole_travel
 
+    @property
+    def steps(self) -> float:
+        """Of all clients in all rounds."""
+        return sum(work.steps for each in self.rounds for work in each.works)
+
     @cached_property
     def _whole_travel(self) -> float:
         return self.travels([()])[0]

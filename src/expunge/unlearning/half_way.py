@@ -1,0 +1,111 @@
+"""The pull, filtered by exact curvature half way: for long steps, where factors at their start do not tell enough.
+
+In every round those who stay answer how far two models lie apart, the trained one and the one without the leaver, and
+their answer is the mean of their curvature between the two. Neither end has it: a network with a backdoor feels
+directions that one without it does not. So the middle stands for it (the midpoint rule),
+
+    theta' = theta - f(G(theta_m)) A,        theta_m = theta - 3/4 f(K) A,
+
+to which three quarters of the factors' own step lead: that one is shorter than the way (`PLACE`).
+
+G comes through products here, since factors take layers one by one: those who stay restore what the network answers,
+with all layers together, and not what each of them was. Lanczos from the pull, a message each.
+
+A draw of samples feels no direction that none of them has, and f would take such a direction for free. So a little of
+the factors' curvature is mixed in, ``(1 - a) G + a K``: shrinkage towards a structured target (Ledoit & Wolf 2004).
+
+Where it fails: the middle of the way stands for all of it, and the end of the training for all rounds. Under Adam,
+whose rates differ from weight to weight and are known by layer alone, it was no nearer than factors and those who stay
+asked (answers.py), and under a server's momentum, where a draw is shared by several stretches, less near. So it is for
+clients with one rate, and FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from expunge.core.kronecker import Filter, KroneckerCurvature
+from expunge.core.krylov import Tridiagonal, lanczos_of_rows
+from expunge.core.vectors import Snapshot
+from expunge.federation.messages.tasks import PRODUCT_COST
+from expunge.unlearning.pulls import Pull
+from expunge.unlearning.retained import Retained
+
+PLACE = 0.75
+"""The part of the factors' step that leads half way: models retrained from the same start lie 1.3 to 1.9 times as far
+away as that step is long, and of 0, 1/4, 1/2, 3/4 and 1 this part left least to be told (docs/method.md)."""
+
+PRODUCTS = 15
+"""Lanczos steps."""
+
+SHRUNK = 0.01
+"""How far curvature is shrunk towards the factors."""
+
+WORK, FEWEST, MOST = 250, 150, 1000
+"""All products together take no more than one in so many samples of the training; but each looks at so many samples at
+least, and at so many at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByProducts:
+    """What k products from each row of the pull know of the curvature.
+
+    Attributes:
+        seen: of each row; None of one without length, as of a stretch in which the leaver was away.
+    """
+
+    seen: Sequence[Tridiagonal | None]
+
+    def apply(self, function: Filter, vectors: Tensor) -> Tensor:
+        """``f(G) v`` for each row of the pull, which these must be, with the function's own row for it."""
+        found = torch.zeros_like(vectors)
+        for row, own in enumerate(self.seen):
+            if own is not None:
+                found[row] = own.apply(partial(_of_row, function, row))
+        return found
+
+
+def half_way(
+    stay: Retained, model: Snapshot, pull: Pull, curvature: KroneckerCurvature, first: Tensor, trained: float
+) -> ByProducts:
+    """Ask those who stay for the products: as many messages as there are Lanczos steps.
+
+    Args:
+        stay: those who stay.
+        model: theta.
+        pull: of those who leave.
+        curvature: the factors at theta.
+        first: the step by these factors.
+        trained: how many samples the training went through.
+    """
+    middle = model.moved(model.parameters - PLACE * first)
+    product = stay.looking_at(samples(stay.samples, trained, len(pull.vectors))).product(middle)
+
+    def shrunk(rows: Tensor) -> Tensor:
+        return (1 - SHRUNK) * product(rows) + SHRUNK * curvature.apply(lambda values, _: values, rows)
+
+    used = pull.vectors.norm(dim=1) > 0
+    seen = iter(lanczos_of_rows(shrunk, pull.vectors[used], PRODUCTS))
+    return ByProducts([next(seen) if own else None for own in used.tolist()])
+
+
+def samples(most: int | None, trained: float, rows: int) -> int | None:
+    """How many samples a product looks at, given how many may be looked at and the training went through.
+
+    Example:
+        >>> samples(2000, 2.25e6, 1), samples(2000, 1e5, 1), samples(2000, 4e7, 4), samples(100, 2e6, 1)
+        (300, 150, 1000, 100)
+    """
+    if most is None:
+        return None
+    return min(most, max(FEWEST, int(min(MOST, trained / (WORK * PRODUCT_COST * PRODUCTS * rows)))))
+
+
+def _of_row(function: Filter, row: int, values: Tensor) -> Tensor:
+    """The function that belongs to this row, of eigenvalues that rounding may have made negative."""
+    return function(values.clamp(min=0.0), ())[row]

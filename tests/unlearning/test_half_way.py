@@ -1,0 +1,215 @@
+"""Exact curvature half way: what is computed, for whom, in how many messages, and that it is nearer to retraining."""
+
+import dataclasses
+import itertools
+import statistics
+
+import pytest
+import torch
+
+from core.dense_curvature import dense, gauss_newton
+from expunge.bench.adversary import Between
+from expunge.bench.evaluation import Evaluation
+from expunge.bench.verdict import SCENARIO
+from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
+from expunge.federation.engines.local import LocalEngine
+from expunge.federation.messages.tasks import CurvatureProduct, Trained
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD, Adam, FedAvgM, Recipe
+from expunge.unlearning import half_way as module
+from expunge.unlearning.estimate import Size
+from expunge.unlearning.half_way import PLACE, PRODUCTS, half_way
+from expunge.unlearning.pulls import recorded
+from expunge.unlearning.request import Request
+from expunge.unlearning.retained import Retained
+from expunge.unlearning.retrace import HALF_WAY
+from expunge.unlearning.retrace_options import estimate
+from federation.masking import MaskedEngine
+from federation.small import clients, linear, mlp, norm_net
+from unlearning.presets import RETRACE, forgotten
+from unlearning.test_correction import WatchedEngine
+
+LEAVER = Request.of("ada")
+DATA = {
+    name: (inputs, (inputs[:, :3].argmax(dim=1) + (name == "ada")) % 3)  # what ada says is wrong
+    for name, (inputs, _) in clients(ada=60, bob=72, cyd=48, dan=41).items()
+}
+PLAN = TrainingPlan(rounds=8, epochs=3, batch_size=12, learning_rate=0.1)
+ALWAYS = dataclasses.replace(RETRACE, long_step_ratio=0.0, seed=5)
+
+
+class Boosted(Between):
+    """Ada sends her updates several times as long."""
+
+    def ask(self, tasks):
+        replies = dict(self._behind.ask(tasks))
+        own = replies.get("ada")
+        if isinstance(own, Trained):
+            replies["ada"] = dataclasses.replace(own, update=4.0 * own.update)
+        return replies
+
+
+def trained(build=mlp, plan=PLAN, data=DATA):
+    engine = WatchedEngine(build(), CrossEntropy(), data)
+    state = train(Boosted(engine), Snapshot.of(build()), plan)
+    engine.log.clear()
+    return engine, state
+
+
+def products(engine):
+    """The messages that asked for products."""
+    return [tasks for tasks in engine.log if isinstance(next(iter(tasks.values())), CurvatureProduct)]
+
+
+@pytest.mark.parametrize("shrunk", [0.0, 0.3])
+def test_it_is_the_response_of_the_dense_matrix_at_that_place(monkeypatch, shrunk):
+    """Beside Jacobians that share no code with it: with as many products as parameters nothing is left out."""
+    engine, state = trained()
+    stay, pull = Retained.of(engine, state, LEAVER.parties(engine.clients()), seed=3), recorded(state, ("ada",))
+    curvature = stay.factors(state.model)
+    first = pull.left(curvature.apply)
+    monkeypatch.setattr(module, "PRODUCTS", state.model.parameters.numel())
+    monkeypatch.setattr(module, "SHRUNK", shrunk)
+    found = pull.left(half_way(stay, state.model, pull, curvature, first, 1e9).apply)
+    middle = mlp()
+    state.model.moved(state.model.parameters - PLACE * first).write_to(middle)
+    inputs = torch.cat([inputs for name, (inputs, _) in DATA.items() if name != "ada"])
+    exact = gauss_newton(middle, inputs, CrossEntropy())
+    matrix = (1 - shrunk) * exact + shrunk * dense(curvature, len(first))
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    left, _ = pull.response.left(values.clamp(min=0), pull.spreads)
+    expected = sum(vectors @ (own * (vectors.T @ row)) for own, row in zip(left, pull.vectors, strict=True))
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_it_takes_a_message_a_product_at_the_place_and_comes_first():
+    engine, state = trained()
+    outcome = forgotten(engine, state, LEAVER, ALWAYS)
+    step = outcome.details["steps"][0]
+    assert (step["filter"], step["length"]) == (HALF_WAY, 1.0)
+    asked = products(engine)
+    assert len(asked) == PRODUCTS
+    assert all(set(tasks) == {"bob", "cyd", "dan"} for tasks in asked)
+    stay = Retained.of(engine, state, LEAVER.parties(engine.clients()), seed=5)
+    pull = recorded(state, ("ada",))
+    place = state.model.parameters - PLACE * pull.left(stay.factors(state.model).apply)
+    for tasks in asked:
+        torch.testing.assert_close(tasks["bob"].model.parameters, place)
+    assert "short_round" in outcome.details  # a long step, wherever it ends
+
+
+def test_rows_of_the_pull_share_messages_and_one_without_length_stays_so():
+    engine, state = trained()
+    stay, pull = Retained.of(engine, state, LEAVER.parties(engine.clients())), recorded(state, ("ada",))
+    curvature = stay.factors(state.model)
+    assert len(pull.vectors) > 1  # a small model's stretches are kept apart
+    gone = dataclasses.replace(pull, vectors=pull.vectors * torch.arange(len(pull.vectors))[:, None])
+    engine.log.clear()
+    found = half_way(stay, state.model, gone, curvature, gone.left(curvature.apply), 1e9)
+    assert len(products(engine)) == PRODUCTS
+    moved = found.apply(lambda values, _: torch.ones(len(gone.vectors), len(values)).double(), gone.vectors)
+    torch.testing.assert_close(moved, gone.vectors)
+    assert not moved[0].any()
+
+
+@pytest.mark.parametrize(
+    ("build", "plan", "options"),
+    [
+        (mlp, dataclasses.replace(PLAN, recipe=Recipe(Adam()), learning_rate=0.01), {}),
+        (mlp, dataclasses.replace(PLAN, recipe=Recipe(server=FedAvgM(0.3, 0.9))), {}),
+        (norm_net, PLAN, {}),
+        (linear, PLAN, {}),
+        (mlp, PLAN, {"coupled": False}),
+        (mlp, PLAN, {"filter": "response"}),
+        (mlp, PLAN, {"damping": 0.1}),
+        (mlp, PLAN, {"correction": False, "long_step_ratio": RETRACE.long_step_ratio}),
+        (mlp, PLAN, {"long_step_ratio": 10.0}),
+    ],
+    ids=["Adam", "FedAvgM", "batch norm", "linear", "not coupled", "response", "damped", "uncorrected", "short"],
+)
+def test_elsewhere_nobody_is_asked_for_products(build, plan, options):
+    engine, state = trained(build, plan)
+    outcome = forgotten(engine, state, LEAVER, dataclasses.replace(ALWAYS, **options))
+    assert outcome.succeeded
+    assert outcome.details["steps"][0]["filter"] != HALF_WAY
+    assert not products(engine)
+
+
+def test_with_momentum_and_weight_decay_it_is_their_own_response():
+    plan = dataclasses.replace(PLAN, recipe=Recipe(SGD(momentum=0.9, weight_decay=0.01)), learning_rate=0.01)
+    engine, state = trained(plan=plan)
+    assert forgotten(engine, state, LEAVER, ALWAYS).details["steps"][0]["filter"] == HALF_WAY
+
+
+def test_sums_are_enough():
+    engine, state = trained()
+    masked = MaskedEngine(LocalEngine(mlp(), CrossEntropy(), DATA), ("ada",))
+    options = dataclasses.replace(ALWAYS, curvature_samples=None)
+    sums, single = (forgotten(each, state, LEAVER, options).details["steps"][0] for each in (masked, engine))
+    assert sums["filter"] == HALF_WAY
+    assert sums["norm"] == pytest.approx(single["norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 10.0])
+def test_the_bill_has_it_where_the_pull_is_long_enough(ratio):
+    engine, state = trained()
+    size = Size.of(state, LEAVER.parties(engine.clients()))
+    options = dataclasses.replace(RETRACE, long_step_ratio=ratio)
+    told, without = estimate(options, size), estimate(dataclasses.replace(options, coupled=False), size)
+    assert (told.messages > without.messages + PRODUCTS) == (ratio < size.pull)
+    outcome = forgotten(engine, state, LEAVER, options)
+    assert outcome.cost.rounds <= min(told.messages, options.expected_rounds)
+    assert outcome.cost.sample_gradients <= told.sample_gradients
+    assert outcome.cost.bytes_down <= told.bytes_down
+    assert outcome.cost.bytes_up <= told.bytes_up
+
+
+def test_no_step_is_longer_than_what_the_bill_takes_for_the_pull():
+    engine, state = trained()
+    size = Size.of(state, LEAVER.parties(engine.clients()))
+    pull = recorded(state, ("ada",))
+    assert size.pull == pytest.approx(float(pull.total.norm() / state.model.parameters.norm()), rel=1e-6)
+
+
+def test_what_a_product_makes_that_is_no_number_is_refused_and_the_model_stays():
+    class Broken(Between):
+        def ask(self, tasks):
+            replies = dict(self._behind.ask(tasks))
+            if isinstance(tasks.get("bob"), CurvatureProduct):
+                replies["bob"] = dataclasses.replace(replies["bob"], total=replies["bob"].total * torch.nan)
+            return replies
+
+    engine, state = trained()
+    with pytest.raises(Exception, match="'bob'"):
+        forgotten(Broken(engine), state, LEAVER, ALWAYS)
+
+
+@pytest.mark.slow
+def test_it_is_nearer_to_retraining_than_factors():
+    """Digits with a backdoor: its pull, and the loss on what was taught, beside a retraining from the same start."""
+    (backdoor,) = SCENARIO.backdoors.values()
+    off = {"auto": [], False: []}
+    for seed in range(4):
+        federation = dataclasses.replace(SCENARIO, backdoors={"client-0": backdoor}).with_seed(seed).build()
+        engine, plan, request = federation.engine(), federation.scenario.plan, Request.of("client-0")
+        state = train(engine, federation.initial(), plan)
+        staying = {name: () for name in federation.datasets if name != "client-0"}
+        again = train(engine, federation.initial(), plan, clients=staying, absent=("client-0",))
+        evaluation = Evaluation(federation, request)
+        wanted = evaluation.measure(again.model).alone
+        for coupled, found in off.items():
+            options = dataclasses.replace(RETRACE, coupled=coupled, seed=seed)
+            told = evaluation.measure(forgotten(engine, state, request, options).state.model).alone
+            found.append([abs(told[name] - wanted[name]) for name in ("forget_loss", "trigger_pull")])
+    for exact, factors in zip(zip(*off["auto"], strict=True), zip(*off[False], strict=True), strict=True):
+        assert statistics.fmean(exact) < 0.85 * statistics.fmean(factors)
+
+
+def test_places_and_samples_are_drawn_the_same_way_twice():
+    engine, state = trained()
+    one, other = (forgotten(engine, state, LEAVER, ALWAYS).state.model.digest for _ in range(2))
+    assert one == other
+    for first, second in itertools.pairwise(products(engine)[:PRODUCTS]):
+        assert {n: t.draw for n, t in first.items()} == {n: t.draw for n, t in second.items()}
