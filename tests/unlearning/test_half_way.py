@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import statistics
 
 import pytest
@@ -14,6 +15,8 @@ from expunge.bench.verdict import SCENARIO
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.checkpoints import Checkpoints
+from expunge.federation.keeping.memory import Memory
 from expunge.federation.messages.tasks import CurvatureProduct, Trained
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
@@ -166,24 +169,93 @@ def test_the_bill_has_it_where_the_pull_is_long_enough(ratio):
     assert outcome.cost.bytes_up <= told.bytes_up
 
 
-def test_no_step_is_longer_than_what_the_bill_takes_for_the_pull():
+def cancelling(state):
+    """The same where ada's pulls of the first half are taken back in the second."""
+    vectors = state.memory._stretches
+    first, *_, last = vectors
+    last.vectors["ada"].copy_(-first.vectors["ada"] - sum(own.vectors["ada"] for own in vectors[1:-1]))
+    return state
+
+
+def test_no_step_is_longer_than_what_the_bill_takes_for_the_pull_even_where_it_cancels():
     engine, state = trained()
-    size = Size.of(state, LEAVER.parties(engine.clients()))
-    pull = recorded(state, ("ada",))
-    assert size.pull == pytest.approx(float(pull.total.norm() / state.model.parameters.norm()), rel=1e-6)
+    state = cancelling(state)
+    size, pull = Size.of(state, LEAVER.parties(engine.clients())), recorded(state, ("ada",))
+    stay = Retained.of(engine, state, LEAVER.parties(engine.clients()))
+    length, own = float(state.model.parameters.norm()), float(pull.left(stay.factors(state.model).apply).norm())
+    assert float(pull.total.norm()) < 1e-6 * own  # nothing of it shows in the sum
+    assert own / length <= size.pull
 
 
-def test_what_a_product_makes_that_is_no_number_is_refused_and_the_model_stays():
-    class Broken(Between):
-        def ask(self, tasks):
-            replies = dict(self._behind.ask(tasks))
-            if isinstance(tasks.get("bob"), CurvatureProduct):
-                replies["bob"] = dataclasses.replace(replies["bob"], total=replies["bob"].total * torch.nan)
-            return replies
-
+def test_the_bill_of_a_replay_counts_a_row_for_every_checkpoint():
     engine, state = trained()
-    with pytest.raises(Exception, match="'bob'"):
-        forgotten(Broken(engine), state, LEAVER, ALWAYS)
+    way = Checkpoints(dict.fromkeys(range(6), state.model))
+    state = dataclasses.replace(state, checkpoints=way)
+    assert Size.of(state, LEAVER.parties(engine.clients())).rows == 6
+
+
+class LyingAboutProducts(Between):
+    """One client replies something else than products."""
+
+    def __init__(self, engine, lie):
+        super().__init__(engine)
+        self._lie = lie
+
+    def ask(self, tasks):
+        replies = dict(self._behind.ask(tasks))
+        if isinstance(tasks.get("bob"), CurvatureProduct):
+            rows, own = tasks["bob"].vectors, replies["bob"]
+            replies["bob"] = dataclasses.replace(own, total=self._lie(own.total, rows) * 1.0)
+        return replies
+
+
+def _added(total, rows):
+    chosen = torch.arange(float(rows.shape[1]), dtype=rows.dtype).cos()
+    return total + 300 * total.norm(dim=-1, keepdim=True) * chosen / chosen.norm()
+
+
+LIES = {
+    "no number": lambda total, rows: total * torch.nan,
+    "absurd": lambda total, rows: total * 1e9,
+    "stiff": lambda total, rows: total * 3000,
+    "negative": lambda total, rows: total * -1000,
+    "a direction of its own": _added,
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_products_that_cannot_be_right_are_said_and_the_factors_are_taken(lie):
+    """The same model as without them: no liar has the step, and none stops a request."""
+    engine, state = trained()
+    outcome = forgotten(LyingAboutProducts(engine, lie), state, LEAVER, ALWAYS)
+    assert outcome.succeeded
+    assert outcome.details["steps"][0]["filter"] == "response"
+    assert any("Curvature half way was not used" in sentence for sentence in outcome.warnings)
+    assert torch.equal(
+        outcome.state.model.parameters,
+        forgotten(engine, state, LEAVER, dataclasses.replace(ALWAYS, coupled=False)).state.model.parameters,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_does_not_end_it_after_a_product(dtype):
+    """Where products are too coarse to belong to one matrix it is said, as of any that cannot be right."""
+    data = {name: (inputs.to(dtype), labels) for name, (inputs, labels) in DATA.items()}
+    engine, state = trained(lambda: mlp().to(dtype), data=data)
+    outcome = forgotten(engine, state, LEAVER, ALWAYS)
+    used = outcome.details["steps"][0]["filter"] == HALF_WAY
+    assert used != any("Curvature half way was not used" in sentence for sentence in outcome.warnings)
+    assert len(products(engine)) > PRODUCTS // 2
+
+
+def test_who_was_alone_in_a_round_can_still_be_forgotten_by_other_methods():
+    """What the bill would like to know of vectors refuses nothing."""
+    model, memory = mlp(), Memory(mlp())
+    one = {name: torch.randn(tensor.shape, dtype=tensor.dtype) for name, tensor in model.named_parameters()}
+    for names in (("ada",), ("bob", "cyd", "dan"), ("bob", "cyd", "dan")):
+        memory.record(dict.fromkeys(names, one), dict.fromkeys(names, 10), learning_rate=0.1, steps=3)
+    state = dataclasses.replace(trained()[1], memory=memory)
+    assert Size.of(state, LEAVER.parties(dict.fromkeys(DATA, 10))).pull == math.inf
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_the_leavers_samples_are_not_trained_on():
 
 
 def test_a_third_of_the_samples_after_a_long_training():
-    engine, state = trained(rounds=40)
+    engine, state = trained(rounds=20)
     asked(engine, state.model, state.model, LEAVER.parties(engine.clients()), short_round(state))
     assert {name: task.draw.size for name, task in engine.log[0].items()} == {"bob": 24, "cyd": 16, "dan": 14}
 

@@ -240,6 +240,10 @@ def _ritz_values(alphas: list[float], betas: list[float]) -> tuple[float, ...]:
     return tuple(torch.linalg.eigvalsh(matrix).tolist())
 
 
+ASYMMETRIC = 0.05
+"""The part of a product that may lie along earlier vectors of a Lanczos basis, where a symmetric matrix has none."""
+
+
 @dataclass(frozen=True)
 class Tridiagonal:
     """``A V ~ V T`` with orthonormal V: what k Lanczos steps from one start vector know of A."""
@@ -276,12 +280,12 @@ def lanczos_of_rows(product: Product, starts: Tensor, iterations: int) -> list[T
     """
     if iterations < 1:
         raise RequestError(f"Lanczos needs at least 1 iteration, not {iterations}.")
-    ways = [_Way(start) for start in starts]
+    ways = [_Way(start, iterations) for start in starts]
     for step in range(iterations):
         going = [way for way in ways if not way.ended]
         if not going:
             break
-        images = product(torch.stack([way.basis[-1] for way in going]))
+        images = product(torch.stack([way.newest for way in going]))
         if not bool(torch.isfinite(images).all()):
             raise NumericalError("A curvature product is NaN or infinite: check the model and the data.")
         for way, image in zip(going, images, strict=True):
@@ -292,32 +296,47 @@ def lanczos_of_rows(product: Product, starts: Tensor, iterations: int) -> list[T
 class _Way:
     """Lanczos from one vector."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, iterations: int) -> None:
         self._norm = _norm(start)
         if self._norm == 0:
             raise RequestError("Lanczos cannot start from the zero vector.")
-        self.basis, self.ended = [start / self._norm], False
+        self._basis = start.new_empty(iterations, len(start))
+        self._basis[0] = start / self._norm
+        self._count, self.ended = 1, False
         self._diagonal, self._off_diagonal, self._scale = list[float](), list[float](), 0.0
+
+    @property
+    def newest(self) -> Tensor:
+        """The vector of the basis whose product is wanted."""
+        return self._basis[self._count - 1]
 
     def step(self, image: Tensor, *, last: bool) -> None:
         """One more, given the product with the newest vector of the basis."""
-        self._diagonal.append(_dot(self.basis[-1], image))
-        self._scale = max(self._scale, _norm(image))
+        known, length = self._basis[: self._count], _norm(image)
+        self._scale = max(self._scale, length)
+        rounding = 100 * torch.finfo(image.dtype).eps * self._scale
+        inside = known @ image
+        if _norm(inside[:-2]) > max(ASYMMETRIC * length, 10 * rounding):
+            raise NumericalError(
+                "Products do not belong to one symmetric matrix: somebody replied something else than was asked for."
+            )
+        self._diagonal.append(float(inside[-1]))
         for _ in range(2):
-            known = torch.stack(self.basis)
             image = image - known.T @ (known @ image)
         length = _norm(image)
         # Rounding leaves this much of an image that lies inside the space: then the space is invariant.
-        self.ended = last or length <= 100 * torch.finfo(image.dtype).eps * self._scale
+        self.ended = last or length <= rounding
         if not self.ended:
             self._off_diagonal.append(length)
-            self.basis.append(image / length)
+            self._basis[self._count] = image / length
+            self._count += 1
 
     def found(self) -> Tridiagonal:
         """What is known in the end."""
         matrix = torch.diag(torch.tensor(self._diagonal, dtype=torch.float64))
         beside = torch.tensor(self._off_diagonal[: len(self._diagonal) - 1], dtype=torch.float64)
-        return Tridiagonal(torch.stack(self.basis), matrix + torch.diag(beside, 1) + torch.diag(beside, -1), self._norm)
+        matrix += torch.diag(beside, 1) + torch.diag(beside, -1)
+        return Tridiagonal(self._basis[: len(matrix)], matrix, self._norm)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

@@ -136,7 +136,7 @@ def _asked(stay: Retained, state: ServerState, response: Response) -> tuple[Trai
     total = sum(work.share * work.steps for work in works)
     rate = sum(work.share * work.steps * work.learning_rate for work in works) / total
     whole = state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
-    trained, batch = sum(work.steps for work in works) * whole, max(1, whole // SMALLER)
+    trained, batch = response.steps * whole, max(1, whole // SMALLER)
     steps = min(max(FEWEST, int(trained / WORK / (2 * len(names) * batch))), STEPS)
     seed = derived_seed(stay.seed, "answers")
     plan = TrainingPlan(1, 1, batch, rate, recipe=Recipe(response.recipe.client), seed=seed)

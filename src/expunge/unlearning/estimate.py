@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from expunge.errors import RequestError
 from expunge.federation.engines.client import local_steps
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import FORWARD_COST
@@ -18,6 +19,9 @@ from expunge.unlearning.retained import BATCH_SIZE, has_statistics
 ASKED, STEPS, SMALLER = 3, 48, 2
 """Of those who stay so many are asked how they answer under Adam, those with most samples; for so many steps at most,
 in batches so many times smaller than the training's."""
+
+LOUD, FURTHER = 3.0, 0.2
+"""Where a client's pull is so many times as long by weight as others', a step by factors is taken so much further."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,9 @@ class Size:
         vectors: whether vectors were kept of everything that is to be forgotten.
         measured: sample-gradients of measuring how an optimiser answers, where that may have to be done.
         asked: whether those who stay may be asked how stiff they are, after which one filter more is tried.
-        rows: vectors of the pull whose products are asked for apart, where its curvature may be looked at half way; 0
-            is where it never is.
-        pull: how long the pull is beside the model itself; no step is longer.
+        rows: vectors of the pull, whose products are asked for apart.
+        half_way: whether curvature may be looked at half way.
+        pull: how long the recorded pull's vectors are together, beside the model itself; no step by them is longer.
     """
 
     vector: int
@@ -73,7 +77,8 @@ class Size:
     vectors: bool = True
     measured: float = 0.0
     asked: bool = False
-    rows: int = 0
+    rows: int = 1
+    half_way: bool = False
     pull: float = math.inf
 
     @classmethod
@@ -94,22 +99,24 @@ class Size:
         rule, batch = state.trained_by.client, state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if isinstance(rule, Measured) else 0.0
         answers = 2.0 * min(ASKED * STEPS * max(1, batch // SMALLER), left)
-        asked, rows = isinstance(rule, Adam), 0
-        plain = isinstance(state.trained_by.server, FedAvg)
-        if plain and not (rule.adaptive or isinstance(rule, Measured) or norm):
-            rows = state.memory.stretches if kept and state.memory is not None else max(1, checkpoints)
-        asking = answers if asked else measured
-        return cls(
-            *sizes, replayed, checkpoints, kept, asking, asked, rows, _pull(state, parties) if kept else math.inf
-        )
+        asked, stretches = isinstance(rule, Adam), state.memory.stretches if state.memory is not None else 1
+        one_rate = not (getattr(rule, "adaptive", False) or isinstance(rule, Measured))
+        halved = one_rate and isinstance(state.trained_by.server, FedAvg) and not norm
+        asking, pull = answers if asked else measured, _pull(state, parties) if kept else math.inf
+        rows = max(1, stretches, checkpoints)
+        return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, pull)
 
 
 def _pull(state: ServerState, parties: Parties) -> float:
-    """How long the leavers' pull is beside the model, as FedAvg adds it up; not known under another server's rule."""
+    """How long the leavers' vectors are together beside the model, as FedAvg adds them up; infinite if not known."""
     memory, length = state.memory, float(state.model.parameters.norm())
-    if memory is None or memory.recipe.server != FedAvg() or not length > 0:
+    if memory is None or not length > 0:
         return math.inf
-    return float(memory.influence(parties.leaving).norm()) / length
+    try:
+        vectors, _ = memory.pulls(parties.leaving, state.schedule)
+    except RequestError:  # whoever needs them is told by the method
+        return math.inf
+    return float(vectors.norm(dim=1).sum()) / length
 
 
 def epochs_of(schedule: Schedule | None, counts: Mapping[str, int]) -> int:

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from expunge.core.kronecker import Filter, KroneckerCurvature
-from expunge.core.krylov import Tridiagonal, lanczos_of_rows
+from expunge.core.krylov import Product, Tridiagonal, lanczos_of_rows
 from expunge.core.vectors import Snapshot
+from expunge.errors import NumericalError
 from expunge.federation.messages.tasks import PRODUCT_COST
 from expunge.unlearning.pulls import Pull
 from expunge.unlearning.retained import Retained
@@ -46,7 +47,13 @@ PRODUCTS = 15
 SHRUNK = 0.01
 """How far curvature is shrunk towards the factors."""
 
-WORK, FEWEST, MOST = 250, 150, 1000
+NEGATIVE = 0.01
+"""The part of the largest eigenvalue by which rounding may make one negative."""
+
+SHORTEST = 0.5
+"""A step of less than this part of the factors' own is not believed."""
+
+WORK, FEWEST, MOST = 200, 150, 1000
 """All products together take no more than one in so many samples of the training; but each looks at so many samples at
 least, and at so many at most."""
 
@@ -61,13 +68,32 @@ class ByProducts:
 
     seen: Sequence[Tridiagonal | None]
 
+    @classmethod
+    def of(cls, product: Product, vectors: Tensor, iterations: int) -> ByProducts:
+        """Lanczos from each row side by side: as many messages as one takes, in single precision at least."""
+        exact = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        used = exact.norm(dim=1) > 0
+
+        def wide(rows: Tensor) -> Tensor:
+            return product(rows.to(vectors.dtype)).to(exact.dtype)
+
+        seen = iter(lanczos_of_rows(wide, exact[used], iterations))
+        return cls([next(seen) if own else None for own in used.tolist()])
+
     def apply(self, function: Filter, vectors: Tensor) -> Tensor:
         """``f(G) v`` for each row of the pull, which these must be, with the function's own row for it."""
         found = torch.zeros_like(vectors)
         for row, own in enumerate(self.seen):
             if own is not None:
-                found[row] = own.apply(partial(_of_row, function, row))
+                found[row] = own.apply(partial(_of_row, function, row)).to(found.dtype)
         return found
+
+    def require_curvature(self) -> None:
+        """Refuse what no Gauss-Newton matrix has: eigenvalues below zero, beyond rounding."""
+        for own in self.seen:
+            values = torch.linalg.eigvalsh(own.matrix) if own is not None else torch.zeros(1)
+            if float(values[0]) < -NEGATIVE * float(values[-1].abs()):
+                raise NumericalError("Products tell of negative curvature: somebody replied something else than asked.")
 
 
 def half_way(
@@ -82,6 +108,10 @@ def half_way(
         curvature: the factors at theta.
         first: the step by these factors.
         trained: how many samples the training went through.
+
+    Raises:
+        NumericalError: what was replied cannot be right, or tells that the pull is felt far more than the factors say:
+            the step would be less than half of theirs, which a single client can claim.
     """
     middle = model.moved(model.parameters - PLACE * first)
     product = stay.looking_at(samples(stay.samples, trained, len(pull.vectors))).product(middle)
@@ -89,16 +119,18 @@ def half_way(
     def shrunk(rows: Tensor) -> Tensor:
         return (1 - SHRUNK) * product(rows) + SHRUNK * curvature.apply(lambda values, _: values, rows)
 
-    used = pull.vectors.norm(dim=1) > 0
-    seen = iter(lanczos_of_rows(shrunk, pull.vectors[used], PRODUCTS))
-    return ByProducts([next(seen) if own else None for own in used.tolist()])
+    found = ByProducts.of(shrunk, pull.vectors, PRODUCTS)
+    found.require_curvature()
+    if float(pull.left(found.apply).norm()) < SHORTEST * float(first.norm()):
+        raise NumericalError("Products tell that little of the pull is left, far less than the factors say.")
+    return found
 
 
 def samples(most: int | None, trained: float, rows: int) -> int | None:
     """How many samples a product looks at, given how many may be looked at and the training went through.
 
     Example:
-        >>> samples(2000, 2.25e6, 1), samples(2000, 1e5, 1), samples(2000, 4e7, 4), samples(100, 2e6, 1)
+        >>> samples(2000, 1.8e6, 1), samples(2000, 1e5, 1), samples(2000, 4e7, 4), samples(100, 2e6, 1)
         (300, 150, 1000, 100)
     """
     if most is None:

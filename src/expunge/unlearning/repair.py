@@ -57,7 +57,7 @@ PART_OF_A_ROUND = 0.1
 PART, SMALLER = 3, 4
 """Of a short round: at most one in so many of the samples, in batches so many times smaller than the training's."""
 
-WORK, LEAST_PART = 200, 0.12
+WORK, LEAST_PART = 100, 0.15
 """A short round takes no more than one in so many of the samples that the training went through, but this part."""
 
 SCALES = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
@@ -144,7 +144,7 @@ class ShortRound:
         rate = sum(work.share * work.steps * work.learning_rate for work in works) / steps
         trained = state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         plan = TrainingPlan(1, 1, max(1, trained // SMALLER), rate, recipe=Recipe(rule))
-        return cls(plan, lengths, sum(work.steps for work in works) * trained / WORK)
+        return cls(plan, lengths, response.steps * trained / WORK)
 
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The round, as far as it lowers their loss on samples that it was not trained on."""

@@ -8,9 +8,9 @@ others trained afterwards, kept in directions that are flat for G_r, gone in cur
 
 with G_r the Gauss-Newton matrix of the clients that stay, and f the training's own response to a pull, run on a
 quadratic: optimisers, schedules, server momentum, absent clients are in it (training/response.py). `retrace` takes G_r
-apart layer by layer into Kronecker factors (K-FAC): one message, and f is exact. `retrace-krylov` sees it through k
-products, a message each. Where no vector was kept, as of samples whose client stays, the owners replay a few rounds
-(pulls.py).
+apart layer by layer into Kronecker factors (K-FAC): one message, and f is exact; a long step is filtered anew by
+products half way (half_way.py). `retrace-krylov` sees it through k products, a message each. Where no vector was kept,
+as of samples whose client stays, the owners replay a few rounds (pulls.py).
 
 Where it fails: it is first order in the pull, and the curvature of the end stands for that of the way.
 """
@@ -26,15 +26,16 @@ import torch
 from torch import Tensor
 
 from expunge.core.kronecker import Filter, KroneckerCurvature
-from expunge.core.krylov import conjugate_gradient, lanczos_of_rows
+from expunge.core.krylov import conjugate_gradient
 from expunge.core.preconditioner import sketched
 from expunge.core.vectors import Snapshot
-from expunge.errors import RequestError
+from expunge.errors import NumericalError, RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.doubts import doubts, far
+from expunge.unlearning.estimate import FURTHER, LOUD
 from expunge.unlearning.filters import damped
 from expunge.unlearning.half_way import ByProducts, half_way
 from expunge.unlearning.lazily import Lazily
@@ -69,9 +70,6 @@ STIFFER = 4.0
 FEW = 0.1
 """Nobody is asked how they answer where more than this share of the weights has a diagonal for its curvature: what the
 response takes for worn down is then too little to tell by."""
-
-LOUD, FURTHER = 3.0, 0.2
-"""Where a client's pull is so many times as long by weight as others', a step by factors is taken so much further."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +107,7 @@ class _Ready:
 
 
 def retrace(engine: Engine, state: ServerState, request: Request, options: RetraceOptions) -> Outcome:
-    """Forget by the kept or replayed pull, filtered layer by layer in one message, and repaired.
+    """Forget by the kept or replayed pull, filtered layer by layer, a long step by products half way; and repaired.
 
     Args:
         engine: reaches the clients that stay; leaving ones need not be there where their vectors were kept.
@@ -128,7 +126,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         reach = 1.0 + _further(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         filters = _steps(pull, options.filter, options.damping, answer)
         made = {kind: partial(_scaled, reach, step, curvature.apply) for kind, step in filters.items()}
-        exact = _half_way(ready, pull, curvature, options)
+        exact, said = _half_way(ready, pull, curvature, options, reach)
         if exact is not None:
             made = {HALF_WAY: partial(pull.left, exact.apply), **made}
         steps = Lazily(made)
@@ -140,11 +138,12 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         bounds = Bounds(options.tau, options.lengths, expected)
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
+    reach = 1.0 if taken.record["filter"] == HALF_WAY else reach
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
     details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": stiffness})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     doubted = doubts(state.model, curvature, found) if outcome.succeeded else ()
-    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted))
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted, *said))
 
 
 def retrace_krylov(engine: Engine, state: ServerState, request: Request, options: RetraceKrylovOptions) -> Outcome:
@@ -160,7 +159,7 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         product = ready.stay.product(state.model)
 
         def apply(function: Filter, vectors: Tensor) -> Tensor:
-            return ByProducts(lanczos_of_rows(product, vectors, options.iterations)).apply(function, vectors)
+            return ByProducts.of(product, vectors, options.iterations).apply(function, vectors)
 
         if options.filter == "none":
             step = pull.total
@@ -199,19 +198,27 @@ def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) ->
     return {**sharper, "response": pull.left, **gentler}
 
 
-def _half_way(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> ByProducts | None:
-    """Exact curvature half way, where a network's step is long, its clients have one rate and the server FedAvg."""
+def _half_way(
+    ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions, reach: float
+) -> tuple[ByProducts | None, tuple[str, ...]]:
+    """Exact curvature half way, where a network's step is long, its clients have one rate and the server FedAvg.
+
+    With it, or without, what is to be said: where products cannot be right, the factors are taken alone.
+    """
     state, response = ready.state, pull.response
     if response is None or response.recipe.client.adaptive or not isinstance(response.recipe.server, FedAvg):
-        return None
+        return None, ()
     # Batch-norm statistics of the middle are nobody's; over tokens the exact curvature along the pull is asked for.
     if not options.may_look_half_way or curvature.layers < 2 or curvature.over_tokens or has_statistics(state.model):
-        return None
+        return None, ()
     first = pull.left(curvature.apply)
-    if not is_long(state.model, state.model.moved(state.model.parameters - first), options.long_step_ratio):
-        return None
+    if not is_long(state.model, state.model.moved(state.model.parameters - reach * first), options.long_step_ratio):
+        return None, ()
     trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
-    return half_way(ready.stay, state.model, pull, curvature, first, trained)
+    try:
+        return half_way(ready.stay, state.model, pull, curvature, first, trained), ()
+    except NumericalError as problem:
+        return None, (f"Curvature half way was not used, and the step is one by factors alone: {problem}",)
 
 
 def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> Answer | None:

@@ -15,7 +15,17 @@ from expunge.unlearning.checks import (
     require_rising,
     require_whole,
 )
-from expunge.unlearning.estimate import Estimate, Size, drawn, looked_at, recovered, renewing, searched, small_change
+from expunge.unlearning.estimate import (
+    FURTHER,
+    Estimate,
+    Size,
+    drawn,
+    looked_at,
+    recovered,
+    renewing,
+    searched,
+    small_change,
+)
 from expunge.unlearning.half_way import PRODUCTS, samples
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.recovery import RECOVERY_LENGTHS
@@ -50,8 +60,8 @@ class RetraceOptions(StepOptions):
         correction: whether a correction of those who stay follows; after a long step a short round and a calibration
             (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
-        long_step_ratio: a step longer than this share of the model's own length is a long one, and filtered anew by
-            exact curvature half way (half_way.py).
+        long_step_ratio: a step longer than this share of the model's own length is a long one; under SGD and FedAvg it
+            is filtered anew by exact curvature half way (half_way.py).
         round_lengths: how far a short round may be taken, from 0 on.
         coupled: how what layers do together is looked at: ``auto`` asks some of those who stay, under Adam, how they
             answer a displaced model; else takes the exact curvature along the pull for models with layers over tokens
@@ -159,7 +169,9 @@ class RetraceKrylovOptions(StepOptions):
 def estimate(options: RetraceOptions, size: Size) -> Estimate:
     """What it costs at most: factors once, losses on draws, and what follows; several filters may be tried."""
     sharper = size.asked and options.filter == "auto" and options.coupled == "auto" and options.may_correct
-    halved = options.may_look_half_way and size.rows > 0 and size.pull > options.long_step_ratio
+    replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
+    long = replay or (1 + FURTHER) * size.pull > options.long_step_ratio
+    halved = options.may_look_half_way and size.half_way and long
     tries = 2 + sharper + halved if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
@@ -184,7 +196,6 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     down = sent * size.vector + small_change(messages)
     back = measured + products + tries * follows + renewed + rows
     up = size.factors + back * size.vector + small_change(messages)
-    replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     return _with_replay(Estimate(messages, down * size.clients, up * size.clients, work), size, replay)
 
 
@@ -201,11 +212,12 @@ def _with_replay(own: Estimate, size: Size, replay: bool) -> Estimate:
 def estimate_krylov(options: RetraceKrylovOptions, size: Size) -> Estimate:
     """What it costs at most: k products and losses on draws, and what follows."""
     products = 0 if options.filter == "none" else 1 + options.iterations + options.preconditioner_rank
-    work = products * PRODUCT_COST * drawn(options, size) + 2 * searched(options, size) + 2 * recovered(options, size)
+    rows = products * (size.rows if options.filter == "response" else 1)
+    work = rows * PRODUCT_COST * drawn(options, size) + 2 * searched(options, size) + 2 * recovered(options, size)
     follows = 4 if options.recovery else 0
     renewed = renewing(options, size)
     messages = options.expected_rounds + renewed
-    down = (3 + products + 2 * follows + 2 * renewed) * size.vector + small_change(messages)
-    up = (products + follows + renewed) * size.vector + small_change(messages)
+    down = (3 + products + rows + 2 * follows + 2 * renewed) * size.vector + small_change(messages)
+    up = (rows + follows + renewed) * size.vector + small_change(messages)
     own = Estimate(messages, down * size.clients, up * size.clients, work)
     return _with_replay(own, size, not size.vectors)

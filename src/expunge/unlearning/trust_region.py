@@ -1,7 +1,7 @@
 """Adaptive scaling as a trust region: the longest step that those who stay can bear, and what repairs its cost.
 
-Of several steps the sharper ones are tried first, whole or not at all: a shortened step leaves something of the client.
-What is going to be repaired may cost more than tau at first, as long as no more than tau is left in the end.
+Of several steps the earlier ones, nearer or sharper, are tried whole or not at all: a shortened step leaves something
+of the client. What is going to be repaired may cost more than tau at first, if no more than tau is left in the end.
 """
 
 from __future__ import annotations
