@@ -44,7 +44,7 @@ away as that step is long, and of 0, 1/4, 1/2, 3/4 and 1 this part left least to
 PRODUCTS = 15
 """Lanczos steps."""
 
-SHRUNK = 0.01
+SHRUNK = 0.03
 """How far curvature is shrunk towards the factors."""
 
 NEGATIVE = 0.01
@@ -53,7 +53,7 @@ NEGATIVE = 0.01
 SHORTEST = 0.5
 """A step of less than this part of the factors' own is not believed."""
 
-WORK, FEWEST, MOST = 200, 150, 1000
+WORK, FEWEST, MOST = 200, 300, 1000
 """All products together take no more than one in so many samples of the training; but each looks at so many samples at
 least, and at so many at most."""
 
@@ -130,8 +130,8 @@ def samples(most: int | None, trained: float, rows: int) -> int | None:
     """How many samples a product looks at, given how many may be looked at and the training went through.
 
     Example:
-        >>> samples(2000, 1.8e6, 1), samples(2000, 1e5, 1), samples(2000, 4e7, 4), samples(100, 2e6, 1)
-        (300, 150, 1000, 100)
+        >>> samples(2000, 3.6e6, 1), samples(2000, 1e5, 1), samples(2000, 4e7, 4), samples(100, 2e6, 1)
+        (600, 300, 1000, 100)
     """
     if most is None:
         return None
