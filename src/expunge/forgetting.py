@@ -102,6 +102,13 @@ class Choice:
         """Whether clients that stay but are away may be left out."""
         return getattr(self.method.options, "missing", "refuse") == "leave-out"
 
+    def expected_rounds(self, state: ServerState, parties: Parties) -> int | None:
+        """Message rounds at most, for a bar: by the options, and by what is known of the request; None if unknown."""
+        allowed: int | None = getattr(self.method.options, "expected_rounds", None)
+        if allowed is None or self.method.estimate is None:
+            return allowed
+        return min(allowed, self.method.estimate(self.method.options, Size.of(state, parties)).messages)
+
     def run(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
         """Forget; the outcome names the method that ran, and says why where it is not the one that should."""
         outcome = self.method(engine, state, request)
@@ -268,7 +275,7 @@ def forget(
         return choice.dry_run(engine, state, request)
     with progress_bars() if progress else nullcontext() as bars:
         if bars is not None:
-            watch_rounds(engine, choice.method.options, bars)
+            watch_rounds(engine, choice.expected_rounds(state, parties), bars)
         outcome = choice.run(engine, state, request)
     told = _still_there(memory, outcome)
     return replace(outcome, warnings=(*outcome.warnings, *told)) if told else outcome

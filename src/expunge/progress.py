@@ -72,8 +72,7 @@ def progress_bars(console: Console | None = None) -> Iterator[Callback]:
             bars.stop()
 
 
-def watch_rounds(engine: LocalEngine, options: object, progress: Callback) -> None:
-    """Let the engine tell a bar of every message round, where the method says how many to expect."""
-    expected = getattr(options, "expected_rounds", None)
+def watch_rounds(engine: LocalEngine, expected: int | None, progress: Callback) -> None:
+    """Let the engine tell a bar of every message round, where it is known how many to expect."""
     if expected is not None:
         engine.on_round = lambda done: progress("forgetting", done, max(done, expected))

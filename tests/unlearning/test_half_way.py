@@ -21,6 +21,7 @@ from expunge.federation.messages.tasks import CurvatureProduct, Trained
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, FedAvgM, Recipe
+from expunge.forgetting import choose
 from expunge.unlearning import half_way as module
 from expunge.unlearning.estimate import Size
 from expunge.unlearning.half_way import PLACE, PRODUCTS, half_way
@@ -153,6 +154,14 @@ def test_sums_are_enough():
     sums, single = (forgotten(each, state, LEAVER, options).details["steps"][0] for each in (masked, engine))
     assert sums["filter"] == HALF_WAY
     assert sums["norm"] == pytest.approx(single["norm"], rel=1e-6)
+
+
+def test_a_bar_expects_no_products_where_the_pull_is_short():
+    engine, state = trained()
+    parties = LEAVER.parties(engine.clients())
+    choices = [choose(state, parties, "retrace", {"long_step_ratio": ratio}) for ratio in (0.0, 10.0)]
+    long, short = (choice.expected_rounds(state, parties) for choice in choices)
+    assert short + PRODUCTS < long <= RETRACE.expected_rounds
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 10.0])

@@ -111,7 +111,7 @@ def forget(
             planned = choice.dry_run(engine, state, request)
             print(json.dumps(planned.as_dict()) if as_json else planned)
             return
-        watch_rounds(engine, choice.method.options, progress)
+        watch_rounds(engine, choice.expected_rounds(state, parties), progress)
         outcome = choice.run(engine, state, request)
         if gate is not None and outcome.succeeded:
             outcome = gate.passed(outcome)

@@ -113,7 +113,7 @@ def _make(job: Job, running: Mapping[str, Any]) -> None:
         journal = Journal(store.journal)
         try:
             engine = job.reach(store, () if choice.may_miss else _needed(choice, state, store, parties))
-            job.watch.rounds(engine, choice.method.options, job.numbers)
+            job.watch.rounds(engine, choice.expected_rounds(state, parties), job.numbers)
             outcome = choice.run(JournaledEngine(engine, journal), state, request)
         except SiteError:  # it may come back: the work can be resumed
             raise

@@ -39,12 +39,12 @@ class Watch:
 
         return told
 
-    def rounds(self, engine: Engine, options: object, group: Sequence[str]) -> None:
-        """Let an engine tell of every message round, where the method says how many to expect."""
-        told, expected = self.of(group), getattr(options, "expected_rounds", None) or 0
-        told("forgetting", 0, expected)
+    def rounds(self, engine: Engine, expected: int | None, group: Sequence[str]) -> None:
+        """Let an engine tell of every message round, and how many to expect where that is known."""
+        told, most = self.of(group), expected or 0
+        told("forgetting", 0, most)
         if hasattr(engine, "on_round"):
-            engine.on_round = lambda done: told("forgetting", done, max(done, expected))
+            engine.on_round = lambda done: told("forgetting", done, max(done, most))
 
     def over(self) -> None:
         """Nothing is being done any more."""
