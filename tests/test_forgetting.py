@@ -464,7 +464,8 @@ class TestDryRun:
         planned, cost = forget(model, DATA, dry_run=True, **call), forget(model, DATA, **call).cost
         assert planned.asked_owners
         assert cost.rounds <= planned.estimate.messages
-        assert cost.sample_gradients <= planned.estimate.sample_gradients <= 12 * cost.sample_gradients
+        # What a replay will bring is not known before: products half way are in the bill, and may not be asked for.
+        assert cost.sample_gradients <= planned.estimate.sample_gradients <= 15 * cost.sample_gradients
         assert cost.bytes_down <= planned.estimate.bytes_down
         assert cost.bytes_up <= planned.estimate.bytes_up
 

@@ -41,6 +41,10 @@ PLACE = 0.75
 """The part of the factors' step that leads half way: models retrained from the same start lie 1.3 to 1.9 times as far
 away as that step is long, and of 0, 1/4, 1/2, 3/4 and 1 this part left least to be told (docs/method.md)."""
 
+FARTHEST = 0.25
+"""A step by factors that is longer than this share of the model's own length is left as it is: so far away the middle
+does not stand for the way, and small networks that a client had taught wrong labels came out nearer by factors."""
+
 PRODUCTS = 15
 """Lanczos steps."""
 

@@ -37,7 +37,7 @@ from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.doubts import doubts, far
 from expunge.unlearning.estimate import FURTHER, LOUD
 from expunge.unlearning.filters import damped
-from expunge.unlearning.half_way import ByProducts, half_way
+from expunge.unlearning.half_way import FARTHEST, ByProducts, half_way
 from expunge.unlearning.lazily import Lazily
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.preparation import (
@@ -56,7 +56,7 @@ from expunge.unlearning.repair import Calibration, Correction, RecoveryRound, Re
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.retained import BATCH_SIZE, Retained, has_statistics
 from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions, estimate, estimate_krylov
-from expunge.unlearning.trust_region import Bounds, Following, Taken, shortened, take, unsafe
+from expunge.unlearning.trust_region import GENTLE, Bounds, Following, Taken, shortened, take, unsafe
 
 Step = Callable[[Apply], Tensor]
 """What is subtracted from the model, given how functions of the curvature are applied."""
@@ -194,7 +194,7 @@ def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) ->
     if pull.response is None:
         raise RequestError("The training's response needs its learning rate, local steps and rounds.")
     sharper: dict[str, Step] = {"answered": lambda apply: pull.left(apply, answer)} if answer < 1 else {}
-    gentler: dict[str, Step] = {"gentle": lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}
+    gentler: dict[str, Step] = {GENTLE: lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}
     return {**sharper, "response": pull.left, **gentler}
 
 
@@ -212,7 +212,8 @@ def _half_way(
     if not options.may_look_half_way or curvature.layers < 2 or curvature.over_tokens or has_statistics(state.model):
         return None, ()
     first = pull.left(curvature.apply)
-    if not is_long(state.model, state.model.moved(state.model.parameters - reach * first), options.long_step_ratio):
+    ended = [state.model.moved(state.model.parameters - times * first) for times in (reach, 1.0)]
+    if not is_long(state.model, ended[0], options.long_step_ratio) or is_long(state.model, ended[1], FARTHEST):
         return None, ()
     trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
     try:

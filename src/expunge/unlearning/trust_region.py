@@ -30,6 +30,15 @@ CAP = 4.0
 """What a step is expected to cost is allowed, but no more than so many times tau: whoever lies cannot lift that."""
 
 
+GENTLE = "gentle"
+"""The filter that is the last to be tried."""
+
+GENTLER = (
+    "The retained clients could not bear the predicted step, so a gentler one was taken: something of the data may be "
+    "left; look at it beside a retrained model."
+)
+
+
 @dataclass(frozen=True)
 class Bounds:
     """What a step may cost those who stay, and how it may be shortened.
@@ -96,9 +105,11 @@ class Taken:
 
 
 def shortened(taken: Taken, tau: float | None) -> tuple[str, ...]:
-    """The warning that a step had to be cut short; none where it was whole."""
-    if tau is None or taken.length is None or taken.length >= 1:
+    """The warning that a step had to be cut short, or a gentler one taken; none where the first was whole."""
+    if tau is None or taken.length is None:
         return ()
+    if taken.length >= 1:
+        return (GENTLER,) if taken.record["filter"] == GENTLE else ()
     return (
         f"Only {taken.length:.0%} of the predicted step was safe for the retained clients (tau {tau:g}): "
         "something of the data may be left; look at it beside a retrained model.",
