@@ -360,3 +360,9 @@ def test_rows_side_by_side_are_what_each_is_alone_and_one_that_ends_is_not_asked
         assert torch.allclose(own.apply(torch.sqrt), alone.apply(torch.sqrt), atol=1e-12)
     with pytest.raises(RequestError):
         lanczos_of_rows(lambda rows: rows, torch.stack([torch.ones(2), torch.zeros(2)]), 2)
+
+
+def test_what_is_no_symmetric_matrix_is_refused() -> None:
+    turned = torch.roll(torch.eye(6), 1, dims=0).double() + torch.eye(6).double()
+    with pytest.raises(NumericalError, match="one symmetric matrix"):
+        lanczos(lambda v: turned @ v, vector(1, 2, 0, 4, 0, 1), 5)
