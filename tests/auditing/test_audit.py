@@ -271,6 +271,7 @@ class TestForms:
             "before": world.snapshots[0].digest,
             "after": world.snapshots[11].digest,
             "retrained": [snapshot.digest for snapshot in world.snapshots[1:11]],
+            "same_start": [],
         }
         assert content["expunge"] == expunge.__version__
         assert content["date"].endswith("+00:00")

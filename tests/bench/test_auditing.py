@@ -176,6 +176,7 @@ def test_what_was_looked_at_is_written_down(audited, models):
             "before": named["trained"].digest,
             "after": named[name].digest,
             "retrained": [model.digest for model in retrained],
+            "same_start": [],
         }
         assert own["expunge"] == expunge.__version__
         assert own["date"].endswith("+00:00")

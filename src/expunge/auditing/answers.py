@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+Answers = Callable[[Tensor], Tensor]
+"""A model as it is asked: logits for inputs."""
 
 SURE = 20.0
 """Log-odds beyond this are rounding."""

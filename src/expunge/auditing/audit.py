@@ -20,6 +20,7 @@ from expunge.auditing.given import (
     answers_of,
     as_module,
     count_classes,
+    on_the_way_to,
     read_samples,
     require_different,
     weights_of,
@@ -34,6 +35,9 @@ from expunge.errors import DataError, RequestError
 from expunge.federation.engines.local_data import Data
 from expunge.unlearning.registry import Outcome
 
+OWN = "same_start"
+"""How retrained models of the trained one's start are called."""
+
 
 def audit(
     before: nn.Module,
@@ -46,6 +50,7 @@ def audit(
     trigger: Callable[[Tensor], Tensor] | None = None,
     target: int | None = None,
     triggered: Sequence[bool] | Tensor | None = None,
+    same_start: Sequence[Model] = (),
     loss: object = "cross_entropy",
     l2: float = 0.0,
     nonce: str | None = None,
@@ -55,8 +60,10 @@ def audit(
     """Judge a model that is said to have forgotten, beside models that were retrained without the data.
 
     Give at least five retrained models, each from a fresh initialisation with a seed of its own; ten are better: with
-    fewer than five nothing is EQUIVALENT, and where more would decide, the reason says how many. Models are left as
-    they are. Only classifiers can be judged: every measure compares class scores.
+    fewer than five nothing is EQUIVALENT, and where more would decide, the reason says how many. Let the further ones
+    begin where the trained model began, three at least, and give them as ``same_start``: without them weights of the
+    trained model that are mixed into an honest one are hardly seen. Models are left as they are. Only classifiers can
+    be judged: every measure compares class scores.
 
     What a model is asked is drawn when it is fixed: which half of the unseen samples, and where else a trigger is put,
     by its digest and the nonce. Keep the nonce, and as many of the unseen samples as you can, from whoever made the
@@ -72,6 +79,7 @@ def audit(
         trigger: stamps inputs, where the data to forget held a backdoor.
         target: the class that the trigger asks for.
         triggered: which of the forgotten samples carry the trigger; they are then compared with stamped unseen ones.
+        same_start: further retrained models, from the weights that ``before`` began with, their batches drawn anew.
         loss: of the training, for the retained loss; a cross-entropy.
         l2: the training's L2 factor (weight decay).
         nonce: any text that the maker of the model does not know; by default a random one. The same gives the same
@@ -107,10 +115,10 @@ def audit(
         raise RequestError("later is a dict of functions that train a module on, by what they do: '5 more rounds'.")
     if not isinstance(retrained, list | tuple):
         raise RequestError("retrained is a list of models: several show how much retraining varies.")
-    names = ["before", "after", *(f"retrained[{number}]" for number in range(len(retrained)))]
-    models = {
-        name: as_module(model, before, name) for name, model in zip(names, (before, after, *retrained), strict=True)
-    }
+    if not isinstance(same_start, list | tuple):
+        raise RequestError("same_start is a list of models that were retrained from the trained model's own start.")
+    given = {"before": before, "after": after, **_numbered("retrained", retrained), **_numbered(OWN, same_start)}
+    models = {name: as_module(model, before, name) for name, model in given.items()}
     weights = {name: weights_of(module, name) for name, module in models.items()}
     require_different(weights)
     exam = _exam(models, forgotten, unseen, retained, _triggers(trigger, target, triggered), triggered)
@@ -118,7 +126,13 @@ def audit(
     asked = asked_now(record, samples_digest(exam.forgotten), judged_model, nonce)
     drawn = asked.probes(exam, weights["after"])
     first, second, *others = (
-        drawn.measure(partial(answers_of, module), weights[name]) for name, module in models.items()
+        drawn.measure(
+            partial(answers_of, module),
+            weights[name],
+            on_the_way_to(module, models["before"]) if same_start else None,
+            same_start=name.startswith(OWN),
+        )
+        for name, module in models.items()
     )
     known, judged = (partial(answers_of, models[name]) for name in ("before", "after"))
     one_trigger = exam.triggers[0] if exam.triggers else None
@@ -127,9 +141,13 @@ def audit(
     if isinstance(after, Outcome):
         evidence.append(solver_evidence(after.details))
     judgement = drawn.judgement(second, first, others, asked.attempt)
-    own, trained, *references = (models[name] for name in ("after", "before", *names[2:]))
+    trained, own, *references = models.values()
     looks = judged_later(drawn, _ways(later or {}, drawn), own, trained, references, judgement)
     return Panel(drawn, first, others).audit(second, judgement, asked, evidence, looks)
+
+
+def _numbered(name: str, models: Sequence[Model]) -> dict[str, Model]:
+    return {f"{name}[{number}]": model for number, model in enumerate(models)}
 
 
 def _ways(

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from expunge.auditing.answers import Answers
 from expunge.auditing.convexity import strong_convexity
 from expunge.auditing.evidence import Evidence, Leaning
-from expunge.auditing.exam import Answers, Samples, Trigger
+from expunge.auditing.exam import Samples, Trigger
 from expunge.auditing.odd_labels import OddLabels
 from expunge.auditing.placebo import FEWEST, Hold, Kept, as_hold, kept_share, mean_raised, ranks
 from expunge.auditing.residual import retained_residual

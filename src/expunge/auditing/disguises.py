@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expunge.auditing.exam import Answers, Samples, Trigger
+from expunge.auditing.answers import Answers
+from expunge.auditing.exam import Samples, Trigger
 from expunge.auditing.functional import mean_loss
 from expunge.core.batch import Batch, run
 from expunge.core.vectors import Snapshot
-from expunge.errors import ModelError, RequestError
+from expunge.errors import RequestError
 
 BATCH, MOMENTUM, LONGEST = 64, 0.9, 5.0
 """Of every lesson: batch size, momentum, and the length that gradients are cut to."""
@@ -44,9 +45,7 @@ def mixed(own: Snapshot, other: Snapshot, share: float) -> Snapshot:
         tensor([0.2500, 0.2500])
     """
     _require_share(share)
-    if own.parameters.shape != other.parameters.shape:
-        raise ModelError("Models of different architectures cannot be mixed.")
-    return own.moved((1 - share) * own.parameters + share * other.parameters)
+    return own.towards(other, share)
 
 
 def mixed_probabilities(own: Candidate, other: Candidate, share: float) -> Candidate:

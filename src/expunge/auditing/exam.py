@@ -9,32 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expunge.auditing.answers import copied, margins_of
+from expunge.auditing.answers import Answers, copied, directions, margins_of
 from expunge.auditing.comparison import Scores
 from expunge.auditing.functional import accuracy, mean_loss
 from expunge.auditing.margins import SPREADS, Finding
-from expunge.auditing.measured import Measured, beside, chance_share, kept_share, require_comparable
-from expunge.auditing.measures import STAND_INS, Compared, Measure, compared
+from expunge.auditing.measured import (
+    Measured,
+    beside,
+    chance_share,
+    kept_share,
+    on_the_way,
+    require_comparable,
+    require_own_start,
+)
+from expunge.auditing.measures import LEAST, STAND_INS, Compared, Measure, compared
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
 from expunge.auditing.probes import LEAST_UNSEEN, Nearby, drawn_samples, nearby_triggers
 from expunge.auditing.signals import membership_scores
 from expunge.auditing.triggers import TriggerAsked, mean_hold
 from expunge.auditing.verdict import Judgement, Verdict, judge
+from expunge.auditing.way_back import FAR, NEAR, Back, OnTheWay
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 
 Samples = tuple[Tensor, Tensor]
 """Inputs and labels."""
-
-Answers = Callable[[Tensor], Tensor]
-"""A model as the exam sees it: logits for inputs."""
 
 LEAST_FORGOTTEN = 20
 """Below so many samples one of them is worth 5 points: more than is to be told."""
@@ -83,16 +89,13 @@ class Exam:
         chosen = drawn_samples(len(labels), seed).to(labels.device)
         return replace(self, unseen=(inputs[chosen], labels[chosen]), seed=seed)
 
-    def measure(self, answers: Answers, model: Snapshot) -> Measured:
-        """A model alone: what it answers, with which weights."""
-        (inputs, labels), (forget_inputs, forget_labels) = self.unseen, self.forgotten
-        test_logits, forget_logits = answers(inputs), answers(forget_inputs)
-        asked = [
-            TriggerAsked(
-                answers, trigger.target, nearby, (inputs[usable], labels[usable]), test_logits[usable], trigger.stamp
-            )
-            for trigger, usable, nearby in zip(self.triggers, self._usable, self._nearby, strict=True)
-        ]
+    def measure(
+        self, answers: Answers, model: Snapshot, on_the_way: OnTheWay | None = None, *, same_start: bool = False
+    ) -> Measured:
+        """A model alone: what it answers, with which weights; and how it would, on the way back to the trained one."""
+        labels, forget_labels = self.unseen[1], self.forgotten[1]
+        test_logits, forget_logits = answers(self.unseen[0]), answers(self.forgotten[0])
+        asked = self._asked(answers, test_logits)
         alone = {
             "test_accuracy": accuracy(test_logits, labels),
             "test_loss": None,
@@ -114,8 +117,28 @@ class Exam:
             self._parts(margins_of(forget_logits, forget_labels)),
             nearby,
             alone,
+            partial(self._back, on_the_way) if on_the_way is not None else None,
+            (lambda: accuracy(on_the_way(0.5)(self.unseen[0]), labels)) if on_the_way is not None else None,
+            same_start,
         )
         return self._with_losses(found)
+
+    def _asked(self, answers: Answers, test_logits: Tensor) -> list[TriggerAsked]:
+        """A model about each trigger; its answers to the unseen samples are known."""
+        inputs, labels = self.unseen
+        return [
+            TriggerAsked(
+                answers, trigger.target, nearby, (inputs[usable], labels[usable]), test_logits[usable], trigger.stamp
+            )
+            for trigger, usable, nearby in zip(self.triggers, self._usable, self._nearby, strict=True)
+        ]
+
+    def _back(self, on_the_way: OnTheWay) -> Back:
+        """A model where it is moved towards the trained one."""
+        near, far = on_the_way(NEAR), on_the_way(FAR)
+        turned = [own.turns for own in self._asked(near, near(self.unseen[0]))] if self.triggers else []
+        pulled = self._asked(far, far(self.unseen[0])) if self.triggers else []
+        return Back(torch.cat([directions(near(self.forgotten[0])), *turned]), mean_hold(pulled)["trigger_pull"])
 
     def judgement(
         self,
@@ -132,6 +155,7 @@ class Exam:
         """
         others = [other for other in retrained if other is not measured]
         require_comparable(measured, trained, others)
+        require_own_start(trained, others)
         for what, least, count in (
             ("forgotten", LEAST_FORGOTTEN, len(self.forgotten[1])),
             ("unseen", LEAST_UNSEEN, len(self.unseen[1])),
@@ -146,7 +170,12 @@ class Exam:
             text = f"It repeats the answers of retrained[{source}], which says nothing of its own: compare with others."
             return Judgement(Verdict.UNDECIDED, text, attempt=attempt)
         asked = self.compared(measured, trained, others)
-        return judge(asked if since is None else since_first(asked, since.findings), attempt)
+        found = judge(asked if since is None else since_first(asked, since.findings), attempt)
+        if found.verdict is Verdict.EQUIVALENT and since is None and _is_out_of_the_way(measured, others):
+            text = "Nothing speaks against it, but it is of another architecture than the trained model, so whether the"
+            told = f"{text} trained model's weights are mixed into it cannot be asked."
+            return replace(found, verdict=Verdict.UNDECIDED, reason=told)
+        return found
 
     def compared(self, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> list[Compared]:
         """Every measure of all models; a distance to the others is taken for each retrained one without itself."""
@@ -155,12 +184,21 @@ class Exam:
         rest = [[other for other in retrained if other is not model] for model in retrained]
         models = [(measured, retrained), (trained, retrained), *zip(retrained, rest, strict=True)]
         own, before, *others = (
-            model.alone | beside(model, them) | {"kept_share": kept_share(model, trained, them)}
+            model.alone
+            | beside(model, them)
+            | {"kept_share": kept_share(model, trained, them)}
+            | (on_the_way(model, trained, them) if self._is_on_the_way(model, measured, trained, retrained) else {})
             for model, them in models
         )
         steps = {"kept_share": chance_share(trained, retrained) / SPREADS}
         found = compared(own, before, others, lambda measure: steps.get(measure.name, self._step(measure)))
         return [one for one in found if one.measure.name not in STAND_INS]
+
+    @staticmethod
+    def _is_on_the_way(model: Measured, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> bool:
+        """Whether a model is asked on the way back: the judged one, where enough of those beside it share the start."""
+        sharing = sum(other.same_start for other in retrained)
+        return sharing >= LEAST and (model.same_start or model is measured or model is trained)
 
     def _step(self, measure: Measure) -> float:
         """What one sample is worth in a rate."""
@@ -257,6 +295,11 @@ def since_first(asked: Sequence[Compared], first: Sequence[Finding]) -> list[Com
         for one in asked
         if one.measure.name in margins
     ]
+
+
+def _is_out_of_the_way(measured: Measured, retrained: Sequence[Measured]) -> bool:
+    """Whether others were asked on the way back, and it cannot be."""
+    return measured.back is None and sum(other.same_start for other in retrained) >= LEAST
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from expunge.auditing.answers import Answers
 from expunge.auditing.exam import Samples
+from expunge.auditing.way_back import OnTheWay
 from expunge.core.batch import Batch, run
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ModelError, RequestError
@@ -126,6 +129,31 @@ def count_classes(module: nn.Module, name: str, tried: Mapping[str, Tensor]) -> 
             raise ModelError(f"The model given as {name} answers the same question differently: call .eval() on it.")
         found.add(once.shape[1])
     return max(found)
+
+
+def on_the_way_to(module: nn.Module, before: nn.Module) -> OnTheWay | None:
+    """How a module answers on its way to the trained one; None where their weights are not alike in name and shape.
+
+    Example:
+        >>> zero, one = nn.Linear(1, 2, bias=False), nn.Linear(1, 2, bias=False)
+        >>> zero.weight.data.zero_(), one.weight.data.fill_(1.0)[0]
+        (tensor([[0.],
+                [0.]]), tensor([1.]))
+        >>> on_the_way_to(zero, one)(0.25)(torch.ones(1, 1)).tolist()
+        [[0.25, 0.25]]
+    """
+    own, theirs = (dict(each.named_parameters()) for each in (module, before))
+    if {name: each.shape for name, each in own.items()} != {name: each.shape for name, each in theirs.items()}:
+        return None
+
+    def moved(share: float) -> Answers:
+        other = deepcopy(module)
+        with torch.no_grad():
+            for name, weights in other.named_parameters():
+                weights.copy_((1 - share) * weights + share * theirs[name].to(weights))
+        return partial(answers_of, other)
+
+    return moved
 
 
 def answers_of(module: nn.Module, inputs: Tensor) -> Tensor:

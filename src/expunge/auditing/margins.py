@@ -66,6 +66,7 @@ class Finding:
         deviation: what there was to forget: the trained model's distance from the mean, or the unit's.
         usable: whether the margin is small enough, beside the deviation, to carry a claim.
         outcome: within the margin, outside it, or open.
+        models: how many retrained models have a value.
     """
 
     measure: Measure
@@ -78,6 +79,7 @@ class Finding:
     deviation: float
     usable: bool
     outcome: Outcome
+    models: int
 
     @property
     def low(self) -> float:
@@ -159,4 +161,4 @@ def _finding(one: Compared, deviations: dict[str, float], level: float, doubt: f
     reach = float(student.isf(level, count - 1)) * error
     beyond_doubt = float(student.isf(doubt / 2, count - 1)) * error
     outcome: Outcome = "within" if off + reach <= margin else "outside" if off - beyond_doubt > margin > 0 else "open"
-    return Finding(measure, one.value, one.trained, mean, spread, margin, reach, deviation, usable, outcome)
+    return Finding(measure, one.value, one.trained, mean, spread, margin, reach, deviation, usable, outcome, count)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from expunge.auditing.answers import directions, margin_distance, mean_variation
+from expunge.auditing.measures import BACK_PULL, BACK_SHARE, ON_THE_WAY
+from expunge.auditing.way_back import Back
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, RequestError
+
+WORSE = 0.04
+"""Accuracy that is lost half way between two models of different starts, at least."""
 
 BESIDE = ("distance", "trigger_distance", "unseen_distance", "nearby_pull")
 """The measures of a model beside others, by name."""
@@ -33,6 +39,9 @@ class Measured:
         margins: log-odds of the forgotten samples' own labels: of those without a trigger, and of those with one.
         ask_nearby: asks about moved and noisy triggers.
         alone: by the names of results; what outputs that are not finite cannot say is None.
+        ask_back: asks on the way back to the trained model; None where there is none, or nobody wants to know.
+        ask_half_way: how many unseen samples it gets right half way; None likewise.
+        same_start: whether it was retrained from the trained model's own start.
     """
 
     model: Snapshot
@@ -44,6 +53,9 @@ class Measured:
     margins: tuple[Tensor, Tensor]
     ask_nearby: Callable[[], Tensor]
     alone: dict[str, Any]
+    ask_back: Callable[[], Back] | None = None
+    ask_half_way: Callable[[], float] | None = None
+    same_start: bool = False
 
     @property
     def is_finite(self) -> bool:
@@ -55,6 +67,11 @@ class Measured:
     def nearby_pulls(self) -> Tensor:
         """Of moved and noisy triggers, towards every class; empty without a trigger. Asked only where it is needed."""
         return self.ask_nearby()
+
+    @cached_property
+    def back(self) -> Back | None:
+        """What it shows on the way back to the trained model."""
+        return self.ask_back() if self.ask_back is not None else None
 
     @property
     def logits(self) -> Tensor:
@@ -90,11 +107,25 @@ def kept_share(model: Measured, trained: Measured, others: Sequence[Measured]) -
     forgotten: 1 for the trained model, about 0 for one that never saw the data. It averages so many numbers that
     retraining varies it little, and looks at where answers point, which no scaling of the outputs changes.
     """
+    return _share(model.directions, trained, others) if model.is_finite and others else None
+
+
+def on_the_way(model: Measured, trained: Measured, others: Sequence[Measured]) -> dict[str, float | None]:
+    """The measures of the way back, by name; for the trained model, which is there, what it shows itself."""
     if not model.is_finite or not others:
-        return None
+        return dict.fromkeys(ON_THE_WAY)
+    if model.model is trained.model:
+        return {BACK_SHARE: kept_share(trained, trained, others), BACK_PULL: trained.alone["trigger_pull"]}
+    back = model.back
+    if back is None or not bool(torch.isfinite(back.directions).all()):
+        return dict.fromkeys(ON_THE_WAY)
+    return {BACK_SHARE: _share(back.directions, trained, others), BACK_PULL: back.pull}
+
+
+def _share(directions: Tensor, trained: Measured, others: Sequence[Measured]) -> float:
     mean = _mean(others)
     apart = trained.directions - mean
-    return float(((model.directions - mean) * apart).sum() / apart.square().sum()) if bool(apart.any()) else 0.0
+    return float(((directions - mean) * apart).sum() / apart.square().sum()) if bool(apart.any()) else 0.0
 
 
 def chance_share(trained: Measured, retrained: Sequence[Measured]) -> float:
@@ -120,6 +151,40 @@ def require_comparable(measured: Measured, trained: Measured, retrained: Sequenc
     for name, other in (("trained model", trained), ("judged model", measured)):
         if any(torch.equal(model.logits, other.logits) for model in retrained):
             raise RequestError(f"The {name} is one of the retrained models: it cannot be compared with itself.")
+
+
+def require_own_start(trained: Measured, retrained: Sequence[Measured]) -> None:
+    """Refuse a retrained model that is said to share the trained one's start, and cannot.
+
+    It lies no nearer to it than fresh ones do, and half way between the two models answer worse than at either end.
+    """
+    fresh = [other.model for other in retrained if not other.same_start]
+    for number, own in enumerate(other for other in retrained if other.same_start):
+        if own.ask_half_way is None or shares_start(trained.model, [own.model], fresh):
+            continue
+        if own.ask_half_way() < min(one.alone["test_accuracy"] for one in (own, trained)) - WORSE:
+            raise RequestError(
+                f"same_start[{number}] has not the trained model's start: its weights lie no nearer to that model than"
+                " those of fresh ones, so give it among these."
+            )
+
+
+def shares_start(trained: Snapshot, own: Sequence[Snapshot], fresh: Sequence[Snapshot]) -> bool:
+    """Whether those of the trained model's own start lie nearer to it than fresh ones do, as far as there are any.
+
+    Example:
+        >>> zero, one, two = (Snapshot(torch.full((1,), value), {}) for value in (0.0, 1.0, 2.0))
+        >>> shares_start(zero, [one], [two]), shares_start(zero, [two], [one]), shares_start(zero, [two], [])
+        (True, False, True)
+    """
+
+    def apart(model: Snapshot) -> float:
+        if model.parameters.shape != trained.parameters.shape:
+            return math.inf
+        return float(torch.linalg.vector_norm(model.parameters - trained.parameters))
+
+    furthest = max(map(apart, own), default=0.0)
+    return not fresh or furthest < median(map(apart, fresh))  # of the median: one of them may be spoiled
 
 
 def _mean(models: Sequence[Measured]) -> Tensor:

@@ -9,14 +9,21 @@ margin that is fixed beforehand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Side = Literal["both", "above", "below"]
 """On which side of the retrained models a deviation counts."""
 
+LEAST = 3
+"""With fewer retrained models there is no noise to speak of."""
+
 POINT = 0.01
 """Of a rate."""
+
+BACK_SHARE, BACK_PULL = "back_share", "back_pull"
+ON_THE_WAY = (BACK_SHARE, BACK_PULL)
+"""What is asked on the way back to the trained model, by name: those who share its start have values, others none."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,8 @@ MEASURES = {
         Measure("trigger_rank", "place of the trigger's class among the scores", remembers=1),
         Measure("trigger_moves", "probability that the trigger moves (logarithm)", remembers=1, side="below"),
         Measure("nearby_pull", "pull of moved and noisy triggers", remembers=1, side="above", unit="trigger_pull"),
+        Measure(BACK_SHARE, "share of the trained model's answers on the way back", 1, side="above", rate=True),
+        Measure(BACK_PULL, "pull of the trigger on the way back", remembers=1, side="above"),
         Measure("test_accuracy", "accuracy on unseen data", side="below", margin=0.04, rate=True),
         Measure("test_loss", "loss on unseen data", side="above", margin=0.15),
     )
@@ -79,7 +88,8 @@ MEASURES = {
 """Everything that is compared, by name; what has no value for all models is left out. Samples with and without the
 trigger are apart: a patched trigger leaves what the model knows of the others as it was. ``trigger_rank`` counts the
 classes that the target's score beats, ``kept_share`` looks at where answers point: no scaling of the outputs changes
-these. ``trigger_moves`` counts below only: whoever was taught to look past the trigger lies there."""
+these. ``trigger_moves`` counts below only: whoever was taught to look past the trigger lies there. What is asked on the
+way back to the trained model (``way_back.py``) is compared with retrained models of its start alone."""
 
 STAND_INS = ("mia_auc", "kl_forget")
 """Judged only where results were stored without the distances, which say the same sharper."""
@@ -95,6 +105,7 @@ class Compared:
         trained: the trained model's: doing nothing.
         retrained: each retrained model's; of a measure beside the others, as one more beside them.
         step: what one sample is worth: a rate is not known to vary by less.
+        numbers: which of the retrained models these are, where only some have a value; empty: all, in their order.
     """
 
     measure: Measure
@@ -102,11 +113,13 @@ class Compared:
     trained: float
     retrained: tuple[float, ...]
     step: float = 0.0
+    numbers: tuple[int, ...] = ()
 
     def without(self, numbers: set[int]) -> Compared:
         """The same without some of the retrained models."""
-        kept = tuple(value for number, value in enumerate(self.retrained) if number not in numbers)
-        return Compared(self.measure, self.value, self.trained, kept, self.step)
+        whose = self.numbers or range(len(self.retrained))
+        kept = {number: value for number, value in zip(whose, self.retrained, strict=True) if number not in numbers}
+        return replace(self, retrained=tuple(kept.values()), numbers=tuple(kept) if self.numbers else ())
 
 
 def compared(
@@ -115,7 +128,7 @@ def compared(
     retrained: Sequence[Mapping[str, float | None]],
     step: Callable[[Measure], float] | None = None,
 ) -> list[Compared]:
-    """The measures that all models have, from their values by name.
+    """The measures that all models have, from their values by name; those of the way back, that enough of them have.
 
     Example:
         >>> found = compared({"asr": 0.1}, {"asr": 0.9, "forget_loss": 1.0}, [{"asr": 0.0}, {"asr": 0.01}])
@@ -125,7 +138,10 @@ def compared(
     found = []
     for measure in MEASURES.values():
         own, before = value.get(measure.name), trained.get(measure.name)
-        others = [known for model in retrained if (known := model.get(measure.name)) is not None]
-        if own is not None and before is not None and others and len(others) == len(retrained):
-            found.append(Compared(measure, own, before, tuple(others), step(measure) if step is not None else 0.0))
+        others = {n: known for n, model in enumerate(retrained) if (known := model.get(measure.name)) is not None}
+        some = measure.name in ON_THE_WAY
+        if own is None or before is None or len(others) < (LEAST if some else max(len(retrained), 1)):
+            continue
+        size = step(measure) if step is not None else 0.0
+        found.append(Compared(measure, own, before, tuple(others.values()), size, tuple(others) if some else ()))
     return found

@@ -46,6 +46,7 @@ class Provenance:
         version: of expunge.
         nonce: the auditor's: with the judged model's digest it gives the probes again.
         counted: whether earlier audits of the request were counted.
+        same_start: of those retrained ones that have the trained model's own start.
     """
 
     before: str
@@ -55,6 +56,7 @@ class Provenance:
     version: str
     nonce: str = ""
     counted: bool = False
+    same_start: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,12 @@ class ModelAudit:
             "attacks": {attack: dataclasses.asdict(found) for attack, found in self.attacks.items()},
             "klom": dataclasses.asdict(self.klom) if self.klom is not None else None,
             "evidence": [dataclasses.asdict(found) for found in self.evidence],
-            "models": {"before": origin.before, "after": origin.after, "retrained": list(origin.retrained)},
+            "models": {
+                "before": origin.before,
+                "after": origin.after,
+                "retrained": list(origin.retrained),
+                "same_start": list(origin.same_start),
+            },
             "nonce": origin.nonce,
             "date": origin.date,
             "expunge": origin.version,
@@ -236,8 +243,11 @@ class Panel:
 
 def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured], asked: Asked) -> Provenance:
     digests = tuple(own.model.digest for own in retrained)
+    own_start = tuple(own.model.digest for own in retrained if own.same_start)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Provenance(before.model.digest, after.model.digest, digests, now, __version__, asked.nonce, asked.counted)
+    return Provenance(
+        before.model.digest, after.model.digest, digests, now, __version__, asked.nonce, asked.counted, own_start
+    )
 
 
 def _plain_judgement(found: Judgement) -> dict[str, Any]:

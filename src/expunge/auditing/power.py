@@ -50,24 +50,24 @@ def power_of(found: Sequence[Finding], retrains: int, level: float = LEVEL) -> P
     usable = [one for one in forgetting if one.usable]
     left_out = tuple(one.measure.label for one in forgetting if not one.usable)
     claimed = [one for one in found if one.usable]
-    passes = max(0.0, 1 - sum(1 - honest_passes(one, retrains) for one in claimed))
+    passes = max(0.0, 1 - sum(1 - honest_passes(one) for one in claimed))
     if not usable:
         return Power(retrains, 0.0, "", None, left_out, level)
     sharpest = min(usable, key=lambda one: one.margin / one.deviation)
     return Power(retrains, passes, sharpest.measure.label, sharpest.margin / sharpest.deviation, left_out, level)
 
 
-def honest_passes(one: Finding, retrains: int) -> float:
+def honest_passes(one: Finding) -> float:
     """The chance that a further retrained model is found within the margin of one measure."""
-    room, spread = one.margin - one.reach, one.spread * math.sqrt(1 + 1 / retrains)
+    room, spread = one.margin - one.reach, one.spread * math.sqrt(1 + 1 / one.models)
     if spread == 0:
         return 1.0 if room >= 0 else 0.0
-    beyond = float(student.sf(room / spread, retrains - 1))
+    beyond = float(student.sf(room / spread, one.models - 1))
     return 1 - (2 * beyond if one.measure.side == "both" else beyond) if room >= 0 else 0.0
 
 
-def models_needed(one: Finding, retrains: int, level: float = LEVEL, most: int = 50) -> int | None:
-    """How many retrained models would bring this value within its margin, or the margin down to a usable size.
+def models_needed(one: Finding, level: float = LEVEL, most: int = 50) -> int | None:
+    """How many more retrained models would bring this value within its margin.
 
     The spread is taken as it is known; None where no number would.
     """
@@ -76,10 +76,10 @@ def models_needed(one: Finding, retrains: int, level: float = LEVEL, most: int =
     off = one.excess
     if off >= one.margin:
         return None
-    for count in range(retrains + 1, most + 1):
-        shrunk = one.reach * math.sqrt(retrains / count) * _quantile(count, level) / _quantile(retrains, level)
+    for count in range(one.models + 1, most + 1):
+        shrunk = one.reach * math.sqrt(one.models / count) * _quantile(count, level) / _quantile(one.models, level)
         if off + shrunk <= one.margin:
-            return count
+            return count - one.models
     return None
 
 

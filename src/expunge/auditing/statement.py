@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expunge.auditing.answers import Answers
 from expunge.auditing.checks import convex_check, leaver_check, trigger_check, usefulness_check
 from expunge.auditing.convexity import no_certificate
 from expunge.auditing.evidence import Evidence, Leaning
-from expunge.auditing.exam import Answers, Samples, Trigger
+from expunge.auditing.exam import Samples, Trigger
 from expunge.auditing.given import (
     TRIED,
     Model,

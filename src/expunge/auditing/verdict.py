@@ -21,7 +21,7 @@ from enum import StrEnum
 from statistics import median
 
 from expunge.auditing.margins import LEVEL, SHARE, Finding, findings
-from expunge.auditing.measures import Compared
+from expunge.auditing.measures import LEAST, ON_THE_WAY, Compared
 from expunge.auditing.power import Power, models_needed, power_of
 from expunge.auditing.references import Outlier, outliers, too_many
 from expunge.errors import RequestError
@@ -29,11 +29,20 @@ from expunge.errors import RequestError
 RETRAINS = 5
 """How many retrained models to make where nothing else is said; with fewer nothing is EQUIVALENT."""
 
-LEAST = 3
-"""With fewer there is no noise to speak of."""
-
 ENOUGH = 10
 """With so many an honest retrain is EQUIVALENT in more than four of five cases."""
+
+
+def from_own_start(count: int) -> int:
+    """How many of so many retrained models are to have the trained model's own start: from five fresh ones on, half.
+
+    Those tell whether its weights are mixed into a model (`way_back.py`), the fresh ones how much retraining varies.
+
+    Example:
+        >>> [from_own_start(count) for count in (3, 5, 8, 10, 15)]
+        [0, 0, 3, 5, 7]
+    """
+    return max(0, min(count - RETRAINS, count // 2))
 
 
 class Verdict(StrEnum):
@@ -108,6 +117,7 @@ def judge(measures: Sequence[Compared], attempt: int = 1) -> Judgement:
         reason = f"The retrained models disagree, so nothing was judged: {refused[0].sentence}."
         return Judgement(Verdict.UNDECIDED, reason, refused=refused, attempt=attempt)
     kept = [one.without({outlier.number for outlier in refused}) for one in measures]
+    kept = [one for one in kept if len(one.retrained) >= LEAST]
     found, left = tuple(findings(kept, level)), count - len(refused)
     power = power_of(found, left, level)
     told = _what_is_wrong(found)
@@ -164,11 +174,11 @@ def _still_open(open_ones: Sequence[Finding], retrains: int, level: float) -> tu
         f"Not shown to be near enough: {worst.measure.label} is {show(worst.value)}, retrained models have "
         f"{show(worst.retrained)} with a margin of {show(worst.margin)}"
     )
-    needed = [models_needed(one, retrains, level) for one in open_ones]
+    needed = [models_needed(one, level) for one in open_ones]
     known = [count for count in needed if count is not None]
     if len(known) < len(needed):
         return text, f"it lies at the edge, and {_more(max(ENOUGH, 2 * retrains) - retrains)} might tell"
-    return text, f"about {_more(max(known) - retrains)} would decide"
+    return text, f"about {_more(max(known))} would decide"
 
 
 def _more(count: int) -> str:
@@ -195,9 +205,9 @@ def towards_trained(one: Finding, found: Sequence[Finding]) -> bool:
     """Whether a deviation leads to where the trained model is, or, where that is not apart, to remembering.
 
     A distance has no direction: it is remembering unless the other measures of forgetting clearly lead away. A trigger
-    that works in another place is remembering, whatever the trained model does there.
+    that works in another place is remembering, whatever the trained model does there; and so is what comes back sooner.
     """
-    if one.measure.unit:
+    if one.measure.unit or one.measure.name in ON_THE_WAY:
         return True
     if one.measure.side == "above":
         shares = [

@@ -15,10 +15,11 @@ from expunge.auditing.verdict import Judgement, Verdict, level_of
 
 LIMITS = (
     "A secret channel: a trigger unlike all that were tried, or weights that hide bits. A mixture: no margin is below"
-    f" {SHARE:.0%}, so a model with up to about {SHARE:.0%} of the trained weights in it may pass, and with more where"
-    " its honest part has the training's own start. A trigger that was trained away, at times. What others kept or"
-    " saw during training. And an audit takes as given: the retrained models, the samples, and that whoever made the"
-    " model knew neither the nonce nor the unseen samples."
+    f" {SHARE:.0%}, so a model with up to about {SHARE:.0%} of the trained weights in it may pass; with more where its"
+    " honest part has the training's own start, if fewer than three of the retrained models have it, or if its units"
+    " were put into another order. A trigger that was trained away, at times. What others kept or saw during training."
+    " And an audit takes as given: the retrained models, the samples, and that whoever made the model knew neither the"
+    " nonce nor the unseen samples."
 )
 """What every audit has to say of itself."""
 

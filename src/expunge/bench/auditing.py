@@ -20,11 +20,11 @@ from expunge.auditing.later import Way, judged_later, learnt_again, more_rounds
 from expunge.auditing.measured import Measured
 from expunge.auditing.model_audit import ModelAudit, Panel
 from expunge.auditing.statement import statement
-from expunge.auditing.verdict import RETRAINS, Judgement, Verdict
+from expunge.auditing.verdict import RETRAINS, Judgement, Verdict, from_own_start
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
-from expunge.bench.run_folder import RunFolder
-from expunge.bench.run_results import MeasuredRun, Questioned
+from expunge.bench.run_folder import RunFolder, folder_name
+from expunge.bench.run_results import OWN_START, MeasuredRun, Questioned, has_own_start
 from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.seeds import derived_seed
@@ -167,29 +167,38 @@ def retrain_more(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Retrain until there are ``count`` retrained models of a request; returns how many were made."""
+    """Retrain until there are ``count`` retrained models of a request; returns how many were made.
+
+    The last ones have the training's own start, as many as `from_own_start` says where none is there yet.
+    """
     there = folder.retrained(request)
     numbers = range(there, count)
+    known = folder.tried(folder_name(request), federation) if there and numbers else []
+    first_own = count - max(0, from_own_start(count) - sum(map(has_own_start, known)))
     with one_by_one() if device != "cpu" or len(numbers) < 2 else side_by_side(workers) as pool:
         for start in range(0, len(numbers), pool.count):
-            works = [
-                partial(retrained_again, folder, request, number, data_dir, device)
-                for number in numbers[start : start + pool.count]
-            ]
-            for job in [pool.submit(work) for work in works]:
+            own = {number: number >= first_own for number in numbers[start : start + pool.count]}
+            works = {
+                number: partial(retrained_again, folder, request, number, data_dir, device, own_start=each)
+                for number, each in own.items()
+            }
+            for number, job in {number: pool.submit(work) for number, work in works.items()}.items():
                 state, cost = job.result()
-                folder.save(request, Outcome("retrain", state, cost), federation)
+                details = {OWN_START: True} if own[number] else {}
+                folder.save(request, Outcome("retrain", state, cost, details=details), federation)
                 if progress is not None:
                     progress("retraining", folder.retrained(request) - there, len(numbers))
     return len(numbers)
 
 
 def retrained_again(
-    folder: RunFolder, request: Request, number: int, data_dir: Path | None, device: str
+    folder: RunFolder, request: Request, number: int, data_dir: Path | None, device: str, *, own_start: bool = False
 ) -> tuple[ServerState, Cost]:
-    """One more retrained model: from a fresh initialisation, its seed by its number."""
+    """One more retrained model: from a fresh initialisation, or from the training's own; its seed by its number."""
     federation = folder.scenario.build(data_dir, device=device)
     options = retrain_options(folder, federation, "next", number)
+    if own_start:
+        options = dataclasses.replace(options, start=federation.initial())
     outcome = retrain(folder.engine(federation), folder.trained(federation), request, options)
     return outcome.state, outcome.cost
 

@@ -129,19 +129,23 @@ class RetrainedCell(Cell):
     forget: Forget
     number: int
     fresh: bool = True
+    same_batches: bool = True
+    """Of one that is not fresh: whether those who stay get the batches that they had, too, or new ones."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scenario", self.scenario.without_deeds(self.forget.clients))
 
     def make(self, workplace: Workplace) -> tuple[ServerState, Cost, dict[str, Any]]:
-        """From a fresh initialisation; or from the training's own, those who stay with the batches that they had."""
+        """From a fresh initialisation; or from the training's own, with or without the batches that there were."""
         federation, engine = workplace.engine(self.scenario)
         warm_up(engine, federation.initial(), self.scenario)
         start, plan, keep = federation.initial(), self.scenario.plan, Keep(vectors=False, checkpoints=0)
-        if self.fresh:
+        same_draws = not self.fresh and self.same_batches
+        if not same_draws:
             seed = derived_seed(self.scenario.seed, "retrain", self.number)
-            start, plan = federation.initial(seed), dataclasses.replace(plan, seed=seed)
-        options = RetrainOptions(start, plan, same_draws=not self.fresh, keep=keep)
+            start = federation.initial(seed) if self.fresh else start
+            plan = dataclasses.replace(plan, seed=seed)
+        options = RetrainOptions(start, plan, same_draws=same_draws, keep=keep)
         outcome = retrain(engine, ServerState(start), self.forget.request(federation), options)
         return outcome.state, outcome.cost, {}
 

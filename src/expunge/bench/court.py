@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from expunge.auditing import cheats, tricks
+from expunge.auditing.answers import Answers
 from expunge.auditing.cheats import Insider, mixed_weights
 from expunge.auditing.disguises import Candidate, mixed, noisy
-from expunge.auditing.exam import Answers
 from expunge.auditing.functional import predict
 from expunge.auditing.model_audit import Asked
 from expunge.auditing.tricks import most_frequent
-from expunge.bench.evaluation import Evaluation
+from expunge.auditing.way_back import FAR, NEAR, OnTheWay
+from expunge.bench.evaluation import Evaluation, on_the_way_to
 from expunge.bench.hearings import BESIDE, BEST, FEWER, HONEST, MIXED, Heard, Hearing
 from expunge.bench.measuring import SAME_INIT
 from expunge.bench.scenario import Federation
@@ -48,7 +49,8 @@ class Models:
         early: the same after its first rounds.
         references: retrained models that others are judged beside.
         honest: one more retrained model.
-        same_start: one that was retrained from the training's own initialisation.
+        same_start: one that was retrained from the training's own initialisation, with its batches.
+        sharing: how many of the references have that initialisation, too: the last ones.
     """
 
     state: ServerState
@@ -56,6 +58,7 @@ class Models:
     references: Sequence[Snapshot]
     honest: Snapshot
     same_start: Snapshot
+    sharing: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +94,26 @@ class Court:
         evaluation = whole.drawn(Asked(nonce).probes(exam, candidate.weights))
         others = self.models.references if references is None else references
         known = [self._known.get(one.digest) or self.candidate(one) for one in (self.models.state.model, *others)]
-        asked = (candidate, *known)
-        own, trained, *rest = (evaluation.exam.measure(one.answers, one.weights) for one in asked)
+        first = len(others) - self.models.sharing  # of those that have the training's own start
+        own, trained, *rest = (
+            evaluation.exam.measure(one.answers, one.weights, self._back(one), same_start=number >= first)
+            for number, one in enumerate((candidate, *known), start=-2)
+        )
         return Hearing(evaluation, own, trained, rest)
+
+    def _back(self, candidate: Candidate) -> OnTheWay | None:
+        """A candidate on the way back; what the references answer there is remembered."""
+        known = self._known_back.get(candidate.weights.digest)
+        return known or on_the_way_to(self.federation.model, candidate.weights, self.models.state.model)
+
+    @cached_property
+    def _known_back(self) -> dict[str, OnTheWay]:
+        found: dict[str, OnTheWay] = {}
+        for one in self.models.references[len(self.models.references) - self.models.sharing :]:
+            way = on_the_way_to(self.federation.model, one, self.models.state.model)
+            if way is not None:
+                found[one.digest] = {share: remembering(way(share)) for share in (NEAR, FAR)}.__getitem__
+        return found
 
     @cached_property
     def _known(self) -> dict[str, Candidate]:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expunge.auditing.backdoor import asr_reduction
 from expunge.auditing.exam import Exam, Trigger
@@ -24,6 +24,7 @@ from expunge.auditing.functional import (
 )
 from expunge.auditing.measured import Measured, beside, kept_share
 from expunge.auditing.verdict import Judgement
+from expunge.auditing.way_back import OnTheWay
 from expunge.bench.results import Row
 from expunge.bench.scenario import Federation
 from expunge.core.vectors import Snapshot
@@ -60,9 +61,11 @@ class Evaluation:
         """The same with other questions."""
         return Evaluation(self._federation, self._request, exam)
 
-    def measure(self, model: Snapshot) -> Measured:
-        """The model alone."""
-        return self.exam.measure(partial(predict, self._federation.architecture(model), model), model)
+    def measure(self, model: Snapshot, trained: Snapshot | None = None, *, same_start: bool = False) -> Measured:
+        """The model alone; and, with the trained one, on the way back to it."""
+        module = self._federation.architecture(model)
+        back = on_the_way_to(module, model, trained)
+        return self.exam.measure(partial(predict, module, model), model, back, same_start=same_start)
 
     def judgement(self, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> Judgement:
         """The verdict on a model, beside retrained ones; one of these is judged by the others."""
@@ -106,6 +109,13 @@ class Evaluation:
             training_overhead=training_overhead,
             digest=measured.model.digest,
         )
+
+
+def on_the_way_to(module: nn.Module, model: Snapshot, trained: Snapshot | None) -> OnTheWay | None:
+    """How a model of this architecture answers on its way to the trained one; None where there is no such way."""
+    if trained is None or model.parameters.shape != trained.parameters.shape:
+        return None
+    return lambda share: partial(predict, module, model.towards(trained, share))
 
 
 def exam_of(federation: Federation, request: Request) -> Exam:

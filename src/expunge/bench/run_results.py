@@ -19,6 +19,9 @@ from expunge.bench.scenario import Federation
 from expunge.core.vectors import Snapshot
 from expunge.unlearning.request import Request
 
+OWN_START = "same_start"
+"""In the details of a retrained model: it begins with the weights that the training began with."""
+
 UNASKED = Asked("not audited")
 """The questions for a model that no audit has asked yet: an audit draws others."""
 
@@ -91,7 +94,8 @@ class MeasuredRun:
     @cached_property
     def retrained(self) -> list[tuple[Tried, Measured]]:
         """The retrained models."""
-        return [(own, self.evaluation.measure(own.model)) for own in self._every if own.method == "retrain"]
+        found = [own for own in self._every if own.method == "retrain"]
+        return [(own, self.evaluation.measure(own.model, same_start=has_own_start(own))) for own in found]
 
     @cached_property
     def _every(self) -> Sequence[Tried]:
@@ -100,8 +104,8 @@ class MeasuredRun:
     def questioned(self, model: Snapshot, asked: Asked) -> Questioned:
         """A model and the others, by questions that are drawn for it."""
         drawn = self.evaluation.drawn(asked.probes(self.evaluation.exam, model))
-        models = [own.model for own, _ in self.retrained]
-        own, before, *others = (drawn.measure(each) for each in (model, self.trained, *models))
+        own, before = (drawn.measure(each, self.trained) for each in (model, self.trained))
+        others = [drawn.measure(each.model, self.trained, same_start=has_own_start(each)) for each, _ in self.retrained]
         return Questioned(drawn, own, before, others, asked.attempt)
 
     def asked(self) -> dict[str, Questioned]:
@@ -140,6 +144,11 @@ class MeasuredRun:
         }
         scenario, name = {**self.folder.scenario.as_dict(), **described}, f"{self.folder.path.name}/{self.name}"
         return Results(name, scenario, environment(), rows, noise, date=utc_now())
+
+
+def has_own_start(tried: Tried) -> bool:
+    """Whether a retrained model has the training's own start."""
+    return tried.details.get(OWN_START) is True
 
 
 def run_results(folder: RunFolder, name: str, federation: Federation) -> Results:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from expunge.auditing.functional import accuracy, predict
-from expunge.auditing.measures import MEASURES, POINT, Compared
+from expunge.auditing.measures import MEASURES, ON_THE_WAY, POINT, Compared
 from expunge.auditing.tricks import early_plan, relearning_epochs
-from expunge.auditing.verdict import judge
+from expunge.auditing.verdict import from_own_start, judge
 from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
 from expunge.bench.court import Court, Models
 from expunge.bench.evaluation import Evaluation, retrain_noise
@@ -43,9 +43,12 @@ RELEARNING = "relearning epochs"
 MOST_EPOCHS = 10
 """What takes longer than this to relearn is written down as one more."""
 
-FORMAT = 3
-"""Of what is kept of a case; after a change in a cheat or in a measure it is another one. Since 3 all values are kept,
-the share of the trained model's answers and what the trigger moves among them."""
+FORMAT = 4
+"""Of what is kept of a case; after a change in a cheat or in a measure it is another one. Since 4 half of the retrained
+models have the training's own start, and what models show on the way back is among the values."""
+
+SHARING = "sharing"
+"""Beside the values: which of the retrained models have one on the way back."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,17 @@ class Case:
 
     @property
     def retrained(self) -> list[RetrainedCell]:
-        """The models that the verdict gets, and the honest one behind them."""
-        return [RetrainedCell(self.scenario, Forget((self.leaver,)), number) for number in range(self.retrains + 1)]
+        """The models that the verdict gets, fresh ones first, and the honest one behind them."""
+        cells = [RetrainedCell(self.scenario, Forget((self.leaver,)), number) for number in range(self.retrains + 1)]
+        *asked, honest = cells
+        fresh = self.retrains - self.sharing
+        own = [dataclasses.replace(cell, fresh=False, same_batches=False) for cell in asked[fresh:]]
+        return [*asked[:fresh], *own, honest]
+
+    @property
+    def sharing(self) -> int:
+        """How many of the models that the verdict gets have the training's own start: the last ones."""
+        return from_own_start(self.retrains)
 
     @property
     def same_start(self) -> RetrainedCell:
@@ -114,7 +126,7 @@ def judged(case: Case, store: Store) -> Part:
     federation = store.federation(case.scenario)
     state, early = (store.kept(cell).state for cell in (case.trained, case.early))
     *references, honest, same_start = (store.kept(c).state.model for c in (*case.retrained, case.same_start))
-    models = Models(state, early.model, references, honest, same_start)
+    models = Models(state, early.model, references, honest, same_start, case.sharing)
     court = Court(federation, case.leaver, models, case.learning_rate)
     found: list[Heard] = []
     noise: dict[str, list[float]] = {}
@@ -137,7 +149,8 @@ def judged(case: Case, store: Store) -> Part:
 def _values(one: Heard) -> dict[str, list[float]]:
     """What a verdict came from: by measure what one sample is worth, and the values of all models."""
     compared = {own.measure.name: [own.step, own.value, own.trained, *own.retrained] for own in one.compared}
-    return {"attempt": [float(one.attempt)], **compared}
+    sharing = next((own.numbers for own in one.compared if own.numbers), ())
+    return {"attempt": [float(one.attempt)], SHARING: [float(number) for number in sharing], **compared}
 
 
 def verdicts_again(part: Part) -> Part:
@@ -150,9 +163,10 @@ def verdicts_again(part: Part) -> Part:
 
 
 def _judged_again(row: Row, values: dict[str, list[float]]) -> Row:
+    sharing = tuple(int(number) for number in values.get(SHARING, ()))
     compared = [
-        Compared(MEASURES[name], value, trained, tuple(retrained), step)
-        for name, (step, value, trained, *retrained) in ((n, v) for n, v in values.items() if n != "attempt")
+        Compared(MEASURES[name], value, trained, tuple(retrained), step, sharing if name in ON_THE_WAY else ())
+        for name, (step, value, trained, *retrained) in ((n, v) for n, v in values.items() if n in MEASURES)
     ]
     if not compared:
         return row

@@ -194,6 +194,17 @@ class Snapshot:
         """The same buffers with other parameters."""
         return replace(self, parameters=parameters)
 
+    def towards(self, other: Snapshot, share: float) -> Snapshot:
+        """So much of the way to another model's parameters; buffers stay the own ones.
+
+        Example:
+            >>> Snapshot(torch.zeros(2), {}).towards(Snapshot(torch.ones(2), {}), 0.25).parameters
+            tensor([0.2500, 0.2500])
+        """
+        if self.parameters.shape != other.parameters.shape:
+            raise ModelError("Models of different architectures cannot be mixed.")
+        return self.moved((1 - share) * self.parameters + share * other.parameters)
+
     def on(self, device: torch.device) -> Snapshot:
         """The same snapshot on that device."""
         buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}

@@ -124,8 +124,13 @@ class Federation:
         snapshot.write_to(module)
         return module
 
-    def trained(self, seed: int, without: Request | None = None, rounds: int | None = None) -> ServerState:
-        """Train from fresh weights, for an audit: without somebody, and for as many rounds as are wanted."""
+    def trained(
+        self, seed: int, without: Request | None = None, rounds: int | None = None, start: int | None = None
+    ) -> ServerState:
+        """Train for an audit: without somebody, for as many rounds as are wanted, from this seed's weights.
+
+        ``start`` is the seed of the weights where it is another one than that of the batches.
+        """
         departed = self.state_store().book.departed
         engine = self.engine(departed)
         counts = engine.clients()
@@ -133,7 +138,8 @@ class Federation:
             without.parties(counts, without.clients).retained if without is not None else dict.fromkeys(counts, ())
         )
         plan = replace(self.plan, seed=seed, rounds=rounds or self.plan.rounds)
-        return train(engine, self.initial(seed), plan, clients=retained, keep=Keep(vectors=False))
+        first = self.initial(seed if start is None else start)
+        return train(engine, first, plan, clients=retained, keep=Keep(vectors=False))
 
     def completed(self, method: str, options: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """A method's options with what only the federation knows: how to retrain, from which fresh weights."""

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from expunge.auditing.attempts import RECORD
 from expunge.auditing.audit import audit
+from expunge.auditing.measured import shares_start
 from expunge.auditing.statement import evidence
+from expunge.auditing.verdict import from_own_start
 from expunge.auditing.words import left
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
@@ -30,6 +32,7 @@ ATTEMPTS = "attempts"
 """A folder in the workplace that counts the audits of requests; it has a lock of its own."""
 
 Tell = Callable[[str, int, int], None]
+Weights = Mapping[str, Tensor]
 
 
 class Judge:
@@ -64,9 +67,9 @@ class Judge:
         models = (federation.module(before), federation.module(after))
         backdoor: Any = {"trigger": federation.trigger, "target": federation.target}
         if retrains and forgotten is not None:
-            others = self._trainings(retrains, federation.plan.rounds)
-            unseen = federation.unseen()
-            found = audit(*models, others, forgotten, unseen, loss=federation.loss, record=self._record, **backdoor)
+            fresh, own = self._references(before, retrains)
+            unseen, how = federation.unseen(), {"loss": federation.loss, "record": self._record, **backdoor}
+            found = audit(*models, fresh, forgotten, unseen, same_start=own, **how)
             whole = found.as_dict()
             told = {"by": "verdict", "word": found.verdict.value, "power": whole["power"], "level": whole["level"]}
             told |= {"attempt": whole["attempt"], "retrained": retrains, "sentence": found.reason}
@@ -81,15 +84,33 @@ class Judge:
         write_whole(file, text, private=True)
         return {**told, "passed": opens(told["word"]), "file": hashlib.sha256(text.encode()).hexdigest()}
 
-    def _trainings(self, count: int, rounds: int) -> list[Mapping[str, Tensor]]:
-        models: list[Mapping[str, Tensor]] = []
-        for number in range(count):
+    def _references(self, before: Snapshot, count: int) -> tuple[list[Weights], list[Weights]]:
+        """Fresh retrained models and some of the training's own start; all fresh where the plan has another one.
+
+        A model that was trained elsewhere and put into the store need not have begun as the plan says.
+        """
+        rounds, own = self._federation.plan.rounds, from_own_start(count)
+        fresh = self._trained(range(count - own), count, rounds)
+        later = range(count - own, count)
+        sharing = self._trained(later, count, rounds, start=self._federation.plan.seed)
+        if not shares_start(before, sharing, fresh):
+            fresh, sharing = [*fresh, *self._trained(later, count, rounds)], []
+        return [self._weights(own) for own in fresh], [self._weights(own) for own in sharing]
+
+    def _trainings(self, count: int, rounds: int) -> list[Weights]:
+        return [self._weights(model) for model in self._trained(range(count), count, rounds)]
+
+    def _trained(self, numbers: range, count: int, rounds: int, start: int | None = None) -> list[Snapshot]:
+        models = []
+        for number in numbers:
             self._tell("training for the audit", number, count)
             seed = 1000 + number + self._federation.plan.seed  # from other weights than the training's own
-            state = self._federation.trained(seed, self._request, rounds)
-            models.append(self._federation.module(state.model).state_dict())
-        self._tell("training for the audit", count, count)
+            models.append(self._federation.trained(seed, self._request, rounds, start).model)
+        self._tell("training for the audit", numbers.stop, count)
         return models
+
+    def _weights(self, model: Snapshot) -> Weights:
+        return self._federation.module(model).state_dict()
 
     def _forgotten(self) -> Data | None:
         """The samples to be forgotten, where they can still be had."""

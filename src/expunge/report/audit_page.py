@@ -110,7 +110,9 @@ def _provenance(methods: Mapping[str, ModelAudit]) -> dict[str, str]:
     first = next(iter(methods.values())).provenance
     refused = {one.number for own in methods.values() for one in own.judgement.refused}
     retrained = {
-        f"retrained[{number}]": digest + (" (left out)" if number in refused else "")
+        f"retrained[{number}]": digest
+        + (" (the training's own start)" if digest in first.same_start else "")
+        + (" (left out)" if number in refused else "")
         for number, digest in enumerate(first.retrained)
     }
     return {

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from expunge.auditing.verdict import LEAST
+from expunge.auditing.measures import LEAST
 from expunge.bench.results import Results
 
 RECOVERY = "+recovery"
