@@ -10,8 +10,8 @@ import torch
 import expunge
 from expunge.auditing.answers import directions, log_odds
 from expunge.auditing.margins import findings
-from expunge.auditing.measures import BACK_PULL, BACK_SHARE, MEASURES, ON_THE_WAY, Compared, compared
-from expunge.auditing.verdict import Verdict, from_own_start, judge
+from expunge.auditing.measures import BACK_PULL, MEASURES, ON_THE_WAY, Compared, compared
+from expunge.auditing.verdict import Verdict, judge
 from expunge.auditing.way_back import FAR, NEAR
 from expunge.bench.cells import RetrainedCell, TrainedCell
 from expunge.bench.evaluation import Evaluation
@@ -23,12 +23,12 @@ from expunge.errors import RequestError
 from expunge.unlearning.request import Request
 
 LEAVER, SEED = "client-0", 3
-FRESH, OWN = 5, 3
+FRESH, OWN = 5, 5
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A network with a backdoor, five fresh retrained ones, four from its own start, and one of each to be judged."""
+    """A network with a backdoor, five fresh retrained ones, five from its own start, and one of each to be judged."""
     scenario = replace(SCENARIO, backdoors={LEAVER: SCENARIO.backdoors["client-3"]}).with_seed(SEED)
     store = Store(tmp_path_factory.mktemp("store"))
 
@@ -111,7 +111,7 @@ class TestOnARealNetwork:
 
     def test_a_fresh_model_given_as_one_of_its_start_is_refused(self, world):
         wrong = replace_last(world, world.honest)
-        with pytest.raises(RequestError, match=r"same_start\[2\] has not the trained model's start"):
+        with pytest.raises(RequestError, match=r"same_start\[4\] has not the trained model's start"):
             judged(wrong, world.same)
 
 
@@ -147,8 +147,8 @@ class TestTheDoor:
     def test_a_mixture_is_told_and_the_models_of_its_start_are_named(self, world):
         found = self.audited(world, world.same.towards(world.trained, 0.2))
         assert found.verdict is Verdict.UNDER_FORGOTTEN
-        assert found.as_dict()["models"]["same_start"] == found.as_dict()["models"]["retrained"][FRESH:]
-        assert len(found.provenance.same_start) == OWN
+        named = found.as_dict()["models"]
+        assert (len(named["retrained"]), len({*named["same_start"], *named["retrained"]})) == (FRESH, FRESH + OWN)
 
     def test_another_architecture_is_never_equivalent(self, world):
         class Wrapped(torch.nn.Module):
@@ -160,8 +160,8 @@ class TestTheDoor:
                 return self.inner(inputs)
 
         inner = deepcopy(world.federation.model).eval()
-        world.same.write_to(inner)
-        plain, wrapped = self.audited(world, world.same), self.audited(world, Wrapped(inner).eval())
+        world.honest.write_to(inner)
+        plain, wrapped = self.audited(world, world.honest), self.audited(world, Wrapped(inner).eval())
         assert plain.verdict is Verdict.EQUIVALENT
         assert wrapped.verdict is not Verdict.EQUIVALENT
         assert not any(one.measure.name in ON_THE_WAY for one in wrapped.findings)
@@ -171,37 +171,30 @@ class TestTheDoor:
             expunge.audit(torch.nn.Linear(1, 2), {}, [], (), (), same_start={})
 
 
-class TestSomeHaveAValue:
-    def test_those_that_have_one_are_counted_by_their_place(self):
-        values = [{"asr": 0.0}, {"asr": 0.01}, *({"asr": 0.02, BACK_PULL: value} for value in (1.0, 1.1, 1.2))]
-        asr, back = compared({"asr": 0.0, BACK_PULL: 2.0}, {"asr": 0.9, BACK_PULL: 9.0}, values)
-        assert (asr.numbers, back.numbers, back.retrained) == ((), (2, 3, 4), (1.0, 1.1, 1.2))
-        assert back.without({0, 3}).retrained == (1.0, 1.2)
-        assert asr.without({0, 3}).retrained == (0.01, 0.02, 0.02)
+class TestTheyStandApart:
+    def test_the_others_know_nothing_of_them(self, world):
+        alone, beside = (judged(world, world.honest, own=own).findings for own in (0, OWN))
+        values = {one.measure.name: (one.value, one.retrained, one.margin) for one in beside}
+        assert {one.measure.name: (one.value, one.retrained, one.margin) for one in alone} == {
+            name: value for name, value in values.items() if name not in ON_THE_WAY
+        }
+
+    def test_a_measure_of_the_way_has_their_values_alone(self):
+        sharing = [{BACK_PULL: value, "asr": 0.5} for value in (1.0, 1.1, 1.2)]
+        values = {"asr": 0.0, BACK_PULL: 2.0}, {"asr": 0.9, BACK_PULL: 9.0}, [{"asr": 0.0}, {"asr": 0.01}]
+        asr, back = compared(*values, own_start=sharing)
+        assert (asr.retrained, back.retrained) == ((0.0, 0.01), (1.0, 1.1, 1.2))
+        assert [one.measure.name for one in compared(*values, own_start=sharing[:2])] == ["asr"]
         assert findings([back])[0].models == 3
 
-    def test_too_few_say_nothing(self):
-        values = [{"asr": 0.0, BACK_SHARE: 0.1}] * 2 + [{"asr": 0.0}] * 3
-        found = compared({"asr": 0.0, BACK_SHARE: 0.1}, {"asr": 0.9, BACK_SHARE: 1.0}, values)
-        assert [one.measure.name for one in found] == ["asr"]
-
-    def test_where_one_is_refused_and_two_are_left_the_rest_is_judged(self):
-        fresh = (0.010, 0.012, 0.011, 0.013, 0.009, 0.010, 0.011)
-        asr = Compared(MEASURES["asr"], 0.01, 0.9, (*fresh, 0.5))
-        back = Compared(MEASURES[BACK_PULL], 0.0, 9.0, (1.0, 1.1, 1.2), numbers=(5, 6, 7))
+    def test_a_retrained_model_that_is_refused_takes_none_of_them_along(self):
+        asr = Compared(MEASURES["asr"], 0.01, 0.9, (0.010, 0.012, 0.011, 0.013, 0.009, 0.010, 0.5))
+        back = Compared(MEASURES[BACK_PULL], 0.0, 9.0, (1.0, 1.1, 1.2))
         found = judge([asr, back])
-        assert [one.number for one in found.refused] == [7]
-        assert [one.measure.name for one in found.findings] == ["asr"]
+        assert [one.number for one in found.refused] == [6]
+        assert {one.measure.name: one.models for one in found.findings} == {"asr": 6, BACK_PULL: 3}
 
     def test_only_above_counts(self):
         values = (1.0, 1.1, 1.2, 1.0, 1.1)
-        low, high = (
-            findings([Compared(MEASURES[BACK_PULL], value, 9.0, values, numbers=tuple(range(5)))])[0]
-            for value in (-5.0, 3.5)
-        )
+        low, high = (findings([Compared(MEASURES[BACK_PULL], value, 9.0, values)])[0] for value in (-5.0, 3.5))
         assert (low.outcome, high.outcome) == ("within", "outside")
-
-
-def test_the_first_five_are_always_fresh():
-    assert [from_own_start(count) for count in range(5, 11)] == [0, 1, 2, 3, 4, 5]
-    assert all(count - from_own_start(count) >= from_own_start(count) for count in range(40))

@@ -178,27 +178,28 @@ class Exam:
         return found
 
     def compared(self, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> list[Compared]:
-        """Every measure of all models; a distance to the others is taken for each retrained one without itself."""
-        if not retrained:
-            return []
-        rest = [[other for other in retrained if other is not model] for model in retrained]
-        models = [(measured, retrained), (trained, retrained), *zip(retrained, rest, strict=True)]
-        own, before, *others = (
-            model.alone
-            | beside(model, them)
-            | {"kept_share": kept_share(model, trained, them)}
-            | (on_the_way(model, trained, them) if self._is_on_the_way(model, measured, trained, retrained) else {})
-            for model, them in models
-        )
-        steps = {"kept_share": chance_share(trained, retrained) / SPREADS}
-        found = compared(own, before, others, lambda measure: steps.get(measure.name, self._step(measure)))
-        return [one for one in found if one.measure.name not in STAND_INS]
+        """Every measure of all models; a distance to the others is taken for each retrained one without itself.
 
-    @staticmethod
-    def _is_on_the_way(model: Measured, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> bool:
-        """Whether a model is asked on the way back: the judged one, where enough of those beside it share the start."""
-        sharing = sum(other.same_start for other in retrained)
-        return sharing >= LEAST and (model.same_start or model is measured or model is trained)
+        Those that share the trained model's start are alike in more than retraining is, so they stand apart: they tell
+        what an honest model shows on the way back, and nothing else.
+        """
+        if all(other.same_start for other in retrained):
+            return []
+        fresh, sharing = ([other for other in retrained if other.same_start is own] for own in (False, True))
+        rest = [[other for other in fresh if other is not model] for model in fresh]
+        own, before, *others = (
+            model.alone | beside(model, them) | {"kept_share": kept_share(model, trained, them)}
+            for model, them in [(measured, fresh), (trained, fresh), *zip(fresh, rest, strict=True)]
+        )
+        shares: list[dict[str, float | None]] = []
+        if len(sharing) >= LEAST:
+            own, before, *shares = (
+                alone | on_the_way(model, trained, fresh)
+                for alone, model in [(own, measured), (before, trained), *(({}, other) for other in sharing)]
+            )
+        steps = {"kept_share": chance_share(trained, fresh) / SPREADS}
+        found = compared(own, before, others, lambda measure: steps.get(measure.name, self._step(measure)), shares)
+        return [one for one in found if one.measure.name not in STAND_INS]
 
     def _step(self, measure: Measure) -> float:
         """What one sample is worth in a rate."""

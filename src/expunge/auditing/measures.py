@@ -103,9 +103,9 @@ class Compared:
         measure: what was measured.
         value: the model's that is to be judged.
         trained: the trained model's: doing nothing.
-        retrained: each retrained model's; of a measure beside the others, as one more beside them.
+        retrained: each retrained model's; of a measure beside the others, as one more beside them. Of a measure of the
+            way back, those of the retrained models that share the trained one's start, which stand apart.
         step: what one sample is worth: a rate is not known to vary by less.
-        numbers: which of the retrained models these are, where only some have a value; empty: all, in their order.
     """
 
     measure: Measure
@@ -113,13 +113,13 @@ class Compared:
     trained: float
     retrained: tuple[float, ...]
     step: float = 0.0
-    numbers: tuple[int, ...] = ()
 
     def without(self, numbers: set[int]) -> Compared:
-        """The same without some of the retrained models."""
-        whose = self.numbers or range(len(self.retrained))
-        kept = {number: value for number, value in zip(whose, self.retrained, strict=True) if number not in numbers}
-        return replace(self, retrained=tuple(kept.values()), numbers=tuple(kept) if self.numbers else ())
+        """The same without some of the retrained models; those that stand apart have no number among them."""
+        if self.measure.name in ON_THE_WAY:
+            return self
+        kept = tuple(value for number, value in enumerate(self.retrained) if number not in numbers)
+        return replace(self, retrained=kept)
 
 
 def compared(
@@ -127,8 +127,9 @@ def compared(
     trained: Mapping[str, float | None],
     retrained: Sequence[Mapping[str, float | None]],
     step: Callable[[Measure], float] | None = None,
+    own_start: Sequence[Mapping[str, float | None]] = (),
 ) -> list[Compared]:
-    """The measures that all models have, from their values by name; those of the way back, that enough of them have.
+    """The measures that all models have, from their values by name; those of the way back have other models beside.
 
     Example:
         >>> found = compared({"asr": 0.1}, {"asr": 0.9, "forget_loss": 1.0}, [{"asr": 0.0}, {"asr": 0.01}])
@@ -138,10 +139,8 @@ def compared(
     found = []
     for measure in MEASURES.values():
         own, before = value.get(measure.name), trained.get(measure.name)
-        others = {n: known for n, model in enumerate(retrained) if (known := model.get(measure.name)) is not None}
-        some = measure.name in ON_THE_WAY
-        if own is None or before is None or len(others) < (LEAST if some else max(len(retrained), 1)):
-            continue
-        size = step(measure) if step is not None else 0.0
-        found.append(Compared(measure, own, before, tuple(others.values()), size, tuple(others) if some else ()))
+        models, least = (own_start, LEAST) if measure.name in ON_THE_WAY else (retrained, 1)
+        others = [known for model in models if (known := model.get(measure.name)) is not None]
+        if own is not None and before is not None and len(others) == len(models) >= least:
+            found.append(Compared(measure, own, before, tuple(others), step(measure) if step is not None else 0.0))
     return found

@@ -41,12 +41,12 @@ class Provenance:
     Attributes:
         before: digest of the trained model.
         after: of the judged one.
-        retrained: of every retrained one.
+        retrained: of every fresh retrained one.
         date: in UTC.
         version: of expunge.
         nonce: the auditor's: with the judged model's digest it gives the probes again.
         counted: whether earlier audits of the request were counted.
-        same_start: of those retrained ones that have the trained model's own start.
+        same_start: of every retrained one that has the trained model's own start.
     """
 
     before: str
@@ -180,7 +180,9 @@ class Panel:
     """The models that others stand beside, the trained and the retrained ones, and what attacks make of each."""
 
     def __init__(self, exam: Exam, before: Measured, retrained: Sequence[Measured]) -> None:
-        self.exam, self.before, self.retrained = exam, before, tuple(retrained)
+        self.exam, self.before = exam, before
+        fresh, own = (tuple(other for other in retrained if other.same_start is own) for own in (False, True))
+        self.retrained, self.same_start = fresh, own
         self._scores: dict[Measured, dict[str, Scores]] = {}
 
     def audit(
@@ -192,7 +194,7 @@ class Panel:
         later: Mapping[str, Judgement] | None = None,
     ) -> ModelAudit:
         """Put together what is known of a model: its verdicts, how it was asked, and further evidence."""
-        provenance = _provenance(self.before, after, self.retrained, asked)
+        provenance = _provenance(self.before, after, (*self.retrained, *self.same_start), asked)
         if not after.is_finite:
             broken = Evidence("outputs", "against", "Some outputs are NaN or infinite: the model is of no use.", {})
             return ModelAudit(judgement, {}, (broken,), provenance)
@@ -242,11 +244,12 @@ class Panel:
 
 
 def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured], asked: Asked) -> Provenance:
-    digests = tuple(own.model.digest for own in retrained)
-    own_start = tuple(own.model.digest for own in retrained if own.same_start)
+    fresh, own_start = (
+        tuple(other.model.digest for other in retrained if other.same_start is own) for own in (False, True)
+    )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Provenance(
-        before.model.digest, after.model.digest, digests, now, __version__, asked.nonce, asked.counted, own_start
+        before.model.digest, after.model.digest, fresh, now, __version__, asked.nonce, asked.counted, own_start
     )
 
 

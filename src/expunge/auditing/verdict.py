@@ -34,15 +34,15 @@ ENOUGH = 10
 
 
 def from_own_start(count: int) -> int:
-    """How many of so many retrained models are to have the trained model's own start: from five fresh ones on, half.
+    """How many more are to be made beside so many fresh retrained models, from the trained model's own start.
 
-    Those tell whether its weights are mixed into a model (`way_back.py`), the fresh ones how much retraining varies.
+    They tell whether its weights are mixed into a model (`way_back.py`), the fresh ones how much retraining varies.
 
     Example:
-        >>> [from_own_start(count) for count in (3, 5, 8, 10, 15)]
-        [0, 0, 3, 5, 7]
+        >>> from_own_start(RETRAINS), from_own_start(ENOUGH)
+        (0, 5)
     """
-    return max(0, min(count - RETRAINS, count // 2))
+    return RETRAINS if count >= ENOUGH else 0
 
 
 class Verdict(StrEnum):
@@ -117,7 +117,6 @@ def judge(measures: Sequence[Compared], attempt: int = 1) -> Judgement:
         reason = f"The retrained models disagree, so nothing was judged: {refused[0].sentence}."
         return Judgement(Verdict.UNDECIDED, reason, refused=refused, attempt=attempt)
     kept = [one.without({outlier.number for outlier in refused}) for one in measures]
-    kept = [one for one in kept if len(one.retrained) >= LEAST]
     found, left = tuple(findings(kept, level)), count - len(refused)
     power = power_of(found, left, level)
     told = _what_is_wrong(found)
@@ -176,9 +175,11 @@ def _still_open(open_ones: Sequence[Finding], retrains: int, level: float) -> tu
     )
     needed = [models_needed(one, level) for one in open_ones]
     known = [count for count in needed if count is not None]
+    start = " of the trained one's start" if worst.measure.name in ON_THE_WAY else ""
     if len(known) < len(needed):
-        return text, f"it lies at the edge, and {_more(max(ENOUGH, 2 * retrains) - retrains)} might tell"
-    return text, f"about {_more(max(known))} would decide"
+        more = worst.models if start else max(ENOUGH, 2 * retrains) - retrains
+        return text, f"it lies at the edge, and {_more(more)}{start} might tell"
+    return text, f"about {_more(max(known))}{start} would decide"
 
 
 def _more(count: int) -> str:

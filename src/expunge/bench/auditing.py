@@ -23,8 +23,8 @@ from expunge.auditing.statement import statement
 from expunge.auditing.verdict import RETRAINS, Judgement, Verdict, from_own_start
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.results import Results
-from expunge.bench.run_folder import RunFolder, folder_name
-from expunge.bench.run_results import OWN_START, MeasuredRun, Questioned, has_own_start
+from expunge.bench.run_folder import OWN_START, RunFolder
+from expunge.bench.run_results import MeasuredRun, Questioned
 from expunge.bench.scenario import Federation
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.seeds import derived_seed
@@ -92,7 +92,7 @@ def audit(
     run = MeasuredRun(folder, name, federation)
     evaluation, request, trained = run.evaluation, run.request, run.trained
     references = [measured for _, measured in run.retrained]
-    panel = Panel(evaluation.exam, run.before, references)
+    panel = Panel(evaluation.exam, run.before, [*references, *run.sharing])
     ways = _ways(folder, federation, request, persistence, relearning)
     methods: dict[str, ModelAudit] = {}
     questioned: dict[str, Questioned] = {}
@@ -167,28 +167,28 @@ def retrain_more(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Retrain until there are ``count`` retrained models of a request; returns how many were made.
+    """Retrain until there are ``count`` fresh retrained models of a request, and those of the training's own start.
 
-    The last ones have the training's own start, as many as `from_own_start` says where none is there yet.
+    Returns:
+        How many were made.
     """
-    there = folder.retrained(request)
-    numbers = range(there, count)
-    known = folder.tried(folder_name(request), federation) if there and numbers else []
-    first_own = count - max(0, from_own_start(count) - sum(map(has_own_start, known)))
-    with one_by_one() if device != "cpu" or len(numbers) < 2 else side_by_side(workers) as pool:
-        for start in range(0, len(numbers), pool.count):
-            own = {number: number >= first_own for number in numbers[start : start + pool.count]}
-            works = {
-                number: partial(retrained_again, folder, request, number, data_dir, device, own_start=each)
-                for number, each in own.items()
-            }
-            for number, job in {number: pool.submit(work) for number, work in works.items()}.items():
+    there, known = folder.retrained(request), folder.own_starts(request)
+    missing = [(number, False) for number in range(known.count(False), count)]
+    missing += [(number, True) for number in range(known.count(True), from_own_start(count))]
+    with one_by_one() if device != "cpu" or len(missing) < 2 else side_by_side(workers) as pool:
+        for start in range(0, len(missing), pool.count):
+            some = missing[start : start + pool.count]
+            jobs = [
+                pool.submit(partial(retrained_again, folder, request, number, data_dir, device, own_start=own))
+                for number, own in some
+            ]
+            for (_, own), job in zip(some, jobs, strict=True):
                 state, cost = job.result()
-                details = {OWN_START: True} if own[number] else {}
+                details = {OWN_START: True} if own else {}
                 folder.save(request, Outcome("retrain", state, cost, details=details), federation)
                 if progress is not None:
-                    progress("retraining", folder.retrained(request) - there, len(numbers))
-    return len(numbers)
+                    progress("retraining", folder.retrained(request) - there, len(missing))
+    return len(missing)
 
 
 def retrained_again(
@@ -196,7 +196,7 @@ def retrained_again(
 ) -> tuple[ServerState, Cost]:
     """One more retrained model: from a fresh initialisation, or from the training's own; its seed by its number."""
     federation = folder.scenario.build(data_dir, device=device)
-    options = retrain_options(folder, federation, "next", number)
+    options = retrain_options(folder, federation, "own start" if own_start else "next", number)
     if own_start:
         options = dataclasses.replace(options, start=federation.initial())
     outcome = retrain(folder.engine(federation), folder.trained(federation), request, options)

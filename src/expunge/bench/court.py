@@ -50,7 +50,7 @@ class Models:
         references: retrained models that others are judged beside.
         honest: one more retrained model.
         same_start: one that was retrained from the training's own initialisation, with its batches.
-        sharing: how many of the references have that initialisation, too: the last ones.
+        sharing: further references of that initialisation, for what models show on the way back.
     """
 
     state: ServerState
@@ -58,7 +58,7 @@ class Models:
     references: Sequence[Snapshot]
     honest: Snapshot
     same_start: Snapshot
-    sharing: int = 0
+    sharing: Sequence[Snapshot] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +94,14 @@ class Court:
         evaluation = whole.drawn(Asked(nonce).probes(exam, candidate.weights))
         others = self.models.references if references is None else references
         known = [self._known.get(one.digest) or self.candidate(one) for one in (self.models.state.model, *others)]
-        first = len(others) - self.models.sharing  # of those that have the training's own start
         own, trained, *rest = (
-            evaluation.exam.measure(one.answers, one.weights, self._back(one), same_start=number >= first)
-            for number, one in enumerate((candidate, *known), start=-2)
+            evaluation.exam.measure(one.answers, one.weights, self._back(one)) for one in (candidate, *known)
         )
-        return Hearing(evaluation, own, trained, rest)
+        sharing = [
+            evaluation.exam.measure(one.answers, one.weights, self._back(one), same_start=True)
+            for one in (self._known[one.digest] for one in self.models.sharing)
+        ]
+        return Hearing(evaluation, own, trained, rest, sharing)
 
     def _back(self, candidate: Candidate) -> OnTheWay | None:
         """A candidate on the way back; what the references answer there is remembered."""
@@ -109,7 +111,7 @@ class Court:
     @cached_property
     def _known_back(self) -> dict[str, OnTheWay]:
         found: dict[str, OnTheWay] = {}
-        for one in self.models.references[len(self.models.references) - self.models.sharing :]:
+        for one in self.models.sharing:
             way = on_the_way_to(self.federation.model, one, self.models.state.model)
             if way is not None:
                 found[one.digest] = {share: remembering(way(share)) for share in (NEAR, FAR)}.__getitem__
@@ -118,7 +120,7 @@ class Court:
     @cached_property
     def _known(self) -> dict[str, Candidate]:
         """The trained and the retrained models: everybody's questions are put to them, many of them again."""
-        known = map(self.candidate, (self.models.state.model, *self.models.references))
+        known = map(self.candidate, (self.models.state.model, *self.models.references, *self.models.sharing))
         return {own.weights.digest: Candidate(own.weights, remembering(own.answers)) for own in known}
 
     def honest(self) -> Heard:

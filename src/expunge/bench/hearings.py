@@ -46,14 +46,16 @@ class Hearing:
     own: Measured
     trained: Measured
     references: Sequence[Measured]
+    sharing: Sequence[Measured] = ()
 
     def heard(self, name: str, count: int | None = None, attempt: int = 1) -> Heard:
-        """The verdict beside the first so many references, or beside all."""
+        """The verdict beside the first so many references, or beside all; and those of the trained model's start."""
         references, exam = self.references[:count], self.evaluation.exam
-        judgement = exam.judgement(self.own, self.trained, references, attempt)
+        beside = [*references, *self.sharing]
+        judgement = exam.judgement(self.own, self.trained, beside, attempt)
         row = self.evaluation.row(name, self.own, self.trained, references)
         told = dataclasses.replace(row, verdict=judgement.verdict.value)
-        known = exam.compared(self.own, self.trained, references) if judgement.findings or judgement.refused else ()
+        known = exam.compared(self.own, self.trained, beside) if judgement.findings or judgement.refused else ()
         return Heard(told, known, attempt)
 
 

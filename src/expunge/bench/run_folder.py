@@ -45,6 +45,9 @@ DERIVED = ("results.json", "rows.csv", "table.md", "report.html", "audit.json", 
 PATIENCE = 10.0
 """Seconds that a finished try waits for another run to write its own."""
 
+OWN_START = "same_start"
+"""In the details of a retrained model: it begins with the weights that the training began with."""
+
 LONGEST_NAME = 100
 """File systems end at 255 bytes; a longer list of clients, or one with odd characters, is told apart by a digest."""
 
@@ -58,6 +61,11 @@ class Tried:
     cost: Cost
     details: dict[str, Any]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def has_own_start(self) -> bool:
+        """Whether it was retrained from the training's own start."""
+        return self.method == "retrain" and self.details.get(OWN_START) is True
 
 
 @dataclass(frozen=True)
@@ -191,6 +199,15 @@ class RunFolder:
             with _understood(file):
                 model = load_snapshot(federation.model, file.parent / "model.safetensors")
                 found.append(_tried(read_json(file), model))
+        return found
+
+    def own_starts(self, request: Request) -> list[bool]:
+        """Of every retrained model of a request, whether it has the training's own start."""
+        found = []
+        for file in _outcomes(self.path / folder_name(request)):
+            with _understood(file):
+                if file.parent.name.startswith("retrain-"):
+                    found.append(read_json(file)["details"].get(OWN_START) is True)
         return found
 
     def _record(self, request: Request, outcome: Outcome, federation: Federation) -> dict[str, Any]:

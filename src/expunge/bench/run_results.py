@@ -19,9 +19,6 @@ from expunge.bench.scenario import Federation
 from expunge.core.vectors import Snapshot
 from expunge.unlearning.request import Request
 
-OWN_START = "same_start"
-"""In the details of a retrained model: it begins with the weights that the training began with."""
-
 UNASKED = Asked("not audited")
 """The questions for a model that no audit has asked yet: an audit draws others."""
 
@@ -93,9 +90,15 @@ class MeasuredRun:
 
     @cached_property
     def retrained(self) -> list[tuple[Tried, Measured]]:
-        """The retrained models."""
-        found = [own for own in self._every if own.method == "retrain"]
-        return [(own, self.evaluation.measure(own.model, same_start=has_own_start(own))) for own in found]
+        """The retrained models of fresh starts."""
+        found = [own for own in self._every if own.method == "retrain" and not own.has_own_start]
+        return [(own, self.evaluation.measure(own.model)) for own in found]
+
+    @cached_property
+    def sharing(self) -> list[Measured]:
+        """Those of the training's own start."""
+        found = [own.model for own in self._every if own.has_own_start]
+        return [self.evaluation.measure(model, same_start=True) for model in found]
 
     @cached_property
     def _every(self) -> Sequence[Tried]:
@@ -105,7 +108,8 @@ class MeasuredRun:
         """A model and the others, by questions that are drawn for it."""
         drawn = self.evaluation.drawn(asked.probes(self.evaluation.exam, model))
         own, before = (drawn.measure(each, self.trained) for each in (model, self.trained))
-        others = [drawn.measure(each.model, self.trained, same_start=has_own_start(each)) for each, _ in self.retrained]
+        others = [drawn.measure(each.model) for each, _ in self.retrained]
+        others += [drawn.measure(each.model, self.trained, same_start=True) for each in self.sharing]
         return Questioned(drawn, own, before, others, asked.attempt)
 
     def asked(self) -> dict[str, Questioned]:
@@ -144,11 +148,6 @@ class MeasuredRun:
         }
         scenario, name = {**self.folder.scenario.as_dict(), **described}, f"{self.folder.path.name}/{self.name}"
         return Results(name, scenario, environment(), rows, noise, date=utc_now())
-
-
-def has_own_start(tried: Tried) -> bool:
-    """Whether a retrained model has the training's own start."""
-    return tried.details.get(OWN_START) is True
 
 
 def run_results(folder: RunFolder, name: str, federation: Federation) -> Results:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from expunge.auditing.functional import accuracy, predict
-from expunge.auditing.measures import MEASURES, ON_THE_WAY, POINT, Compared
+from expunge.auditing.measures import MEASURES, POINT, Compared
 from expunge.auditing.tricks import early_plan, relearning_epochs
 from expunge.auditing.verdict import from_own_start, judge
 from expunge.bench.cells import Cell, RetrainedCell, TrainedCell
@@ -44,11 +44,8 @@ MOST_EPOCHS = 10
 """What takes longer than this to relearn is written down as one more."""
 
 FORMAT = 4
-"""Of what is kept of a case; after a change in a cheat or in a measure it is another one. Since 4 half of the retrained
+"""Of what is kept of a case; after a change in a cheat or in a measure it is another one. Since 4 some more retrained
 models have the training's own start, and what models show on the way back is among the values."""
-
-SHARING = "sharing"
-"""Beside the values: which of the retrained models have one on the way back."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +85,24 @@ class Case:
 
     @property
     def retrained(self) -> list[RetrainedCell]:
-        """The models that the verdict gets, fresh ones first, and the honest one behind them."""
-        cells = [RetrainedCell(self.scenario, Forget((self.leaver,)), number) for number in range(self.retrains + 1)]
-        *asked, honest = cells
-        fresh = self.retrains - self.sharing
-        own = [dataclasses.replace(cell, fresh=False, same_batches=False) for cell in asked[fresh:]]
-        return [*asked[:fresh], *own, honest]
+        """The models that the verdict gets, and the honest one behind them."""
+        return [RetrainedCell(self.scenario, Forget((self.leaver,)), number) for number in range(self.retrains + 1)]
 
     @property
-    def sharing(self) -> int:
-        """How many of the models that the verdict gets have the training's own start: the last ones."""
-        return from_own_start(self.retrains)
+    def sharing(self) -> list[RetrainedCell]:
+        """Further ones of the training's own start, their batches drawn anew."""
+        numbers = range(self.retrains + 1, self.retrains + 1 + from_own_start(self.retrains))
+        gone = Forget((self.leaver,))
+        return [RetrainedCell(self.scenario, gone, number, fresh=False, same_batches=False) for number in numbers]
 
     @property
     def same_start(self) -> RetrainedCell:
-        """A model retrained from the training's own initialisation."""
+        """A model retrained from the training's own initialisation, with the batches that there were."""
         return RetrainedCell(self.scenario, Forget((self.leaver,)), 0, fresh=False)
 
     def cells(self) -> list[Cell]:
         """All models to be made beforehand."""
-        return [self.trained, self.early, *self.retrained, self.same_start]
+        return [self.trained, self.early, *self.retrained, *self.sharing, self.same_start]
 
     def path(self, store: Store) -> Path:
         """Where what was found is, or will be: under a name for all that determines it."""
@@ -126,7 +121,8 @@ def judged(case: Case, store: Store) -> Part:
     federation = store.federation(case.scenario)
     state, early = (store.kept(cell).state for cell in (case.trained, case.early))
     *references, honest, same_start = (store.kept(c).state.model for c in (*case.retrained, case.same_start))
-    models = Models(state, early.model, references, honest, same_start, case.sharing)
+    sharing = [store.kept(cell).state.model for cell in case.sharing]
+    models = Models(state, early.model, references, honest, same_start, sharing)
     court = Court(federation, case.leaver, models, case.learning_rate)
     found: list[Heard] = []
     noise: dict[str, list[float]] = {}
@@ -149,8 +145,7 @@ def judged(case: Case, store: Store) -> Part:
 def _values(one: Heard) -> dict[str, list[float]]:
     """What a verdict came from: by measure what one sample is worth, and the values of all models."""
     compared = {own.measure.name: [own.step, own.value, own.trained, *own.retrained] for own in one.compared}
-    sharing = next((own.numbers for own in one.compared if own.numbers), ())
-    return {"attempt": [float(one.attempt)], SHARING: [float(number) for number in sharing], **compared}
+    return {"attempt": [float(one.attempt)], **compared}
 
 
 def verdicts_again(part: Part) -> Part:
@@ -163,10 +158,9 @@ def verdicts_again(part: Part) -> Part:
 
 
 def _judged_again(row: Row, values: dict[str, list[float]]) -> Row:
-    sharing = tuple(int(number) for number in values.get(SHARING, ()))
     compared = [
-        Compared(MEASURES[name], value, trained, tuple(retrained), step, sharing if name in ON_THE_WAY else ())
-        for name, (step, value, trained, *retrained) in ((n, v) for n, v in values.items() if n in MEASURES)
+        Compared(MEASURES[name], value, trained, tuple(retrained), step)
+        for name, (step, value, trained, *retrained) in ((n, v) for n, v in values.items() if n != "attempt")
     ]
     if not compared:
         return row

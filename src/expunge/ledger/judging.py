@@ -85,16 +85,16 @@ class Judge:
         return {**told, "passed": opens(told["word"]), "file": hashlib.sha256(text.encode()).hexdigest()}
 
     def _references(self, before: Snapshot, count: int) -> tuple[list[Weights], list[Weights]]:
-        """Fresh retrained models and some of the training's own start; all fresh where the plan has another one.
+        """Fresh retrained models, and a few more of the training's own start.
 
-        A model that was trained elsewhere and put into the store need not have begun as the plan says.
+        Of a model that was trained elsewhere and put into the store that is not known: the plan may have another one.
+        Then there are none, which the audit's limits speak of.
         """
-        rounds, own = self._federation.plan.rounds, from_own_start(count)
-        fresh = self._trained(range(count - own), count, rounds)
-        later = range(count - own, count)
-        sharing = self._trained(later, count, rounds, start=self._federation.plan.seed)
+        rounds, more = self._federation.plan.rounds, from_own_start(count)
+        fresh = self._trained(range(count), count + more, rounds)
+        sharing = self._trained(range(count, count + more), count + more, rounds, start=self._federation.plan.seed)
         if not shares_start(before, sharing, fresh):
-            fresh, sharing = [*fresh, *self._trained(later, count, rounds)], []
+            sharing = []
         return [self._weights(own) for own in fresh], [self._weights(own) for own in sharing]
 
     def _trainings(self, count: int, rounds: int) -> list[Weights]:

@@ -110,9 +110,7 @@ def _provenance(methods: Mapping[str, ModelAudit]) -> dict[str, str]:
     first = next(iter(methods.values())).provenance
     refused = {one.number for own in methods.values() for one in own.judgement.refused}
     retrained = {
-        f"retrained[{number}]": digest
-        + (" (the training's own start)" if digest in first.same_start else "")
-        + (" (left out)" if number in refused else "")
+        f"retrained[{number}]": digest + (" (left out)" if number in refused else "")
         for number, digest in enumerate(first.retrained)
     }
     return {
@@ -122,6 +120,7 @@ def _provenance(methods: Mapping[str, ModelAudit]) -> dict[str, str]:
         **{f"{method_name(method)}": own.provenance.after for method, own in methods.items()},
         **{f"nonce for {method_name(method)}": own.provenance.nonce for method, own in methods.items()},
         **retrained,
+        **{f"same start[{number}]": digest for number, digest in enumerate(first.same_start)},
     }
 
 
