@@ -25,6 +25,7 @@ from expunge.core import kronecker, vectors
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.engines.summing import Summing
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import train
@@ -130,6 +131,7 @@ def federation(plan: TrainingPlan, samples: int) -> tuple[LocalEngine, ServerSta
         data[f"client-{number}"] = (inputs, labels)
     model = build("cnn", 1, 28, 10, seed=0)
     engine = LocalEngine(model, CrossEntropy(), data)
+    engine._summing = Summing(4 << 30)  # as on a GPU
     state = train(engine, Snapshot.of(model), replace(plan, learning_rate=5 * plan.learning_rate))
     assert state.memory is not None
     real = {name: 2 * math.ceil(150 * count / samples * 6000 / 9600) for name, count in engine.clients().items()}

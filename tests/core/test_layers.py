@@ -380,8 +380,8 @@ def test_what_all_samples_share_in_another_way_is_estimated() -> None:
 
 
 def _counted(passes, add):
-    def counted(self, batch, *given, **more):
-        passes.append(len(batch))
-        return add(self, batch, *given, **more)
+    def counted(self, parts, loss):
+        passes.append(sum(len(part.batch) for part in parts))
+        return add(self, parts, loss)
 
     return counted

@@ -15,8 +15,8 @@ between the two uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from expunge.core.batch import Batch, Forward, aligned, run
-from expunge.core.curvature import require_evaluation_mode
+from expunge.core.batch import Batch, Forward, aligned, alike, joined, run
+from expunge.core.curvature import SavedBytes, require_evaluation_mode
 from expunge.core.kronecker import Block, Factors
 from expunge.core.layers import (
     columns_of,
@@ -42,9 +42,13 @@ from expunge.core.losses import BinaryCrossEntropy, CrossEntropy, Loss, amount
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, NumericalError
 
-Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]
 
 CHUNK = 250
+MANY = 2048
+PART_OF_MEMORY = 8
+"""Samples in one pass; on a GPU more of them, while what autograd saves takes no more than one part in so many of its
+memory."""
 ANSWERS = 1 << 26
 """At most so many outputs are made in one pass."""
 PARTS = 40
@@ -79,21 +83,72 @@ def kronecker_factors(
         ('', tensor([1., 2., 4.]))
     """
     require_evaluation_mode(model)
-    batch, count = aligned(model, batch, forward), len(batch)
-    counted = amount(loss, batch.targets, count)
-    if not counted > 0:
+    return summed_factors(model, snapshot, [Share(aligned(model, batch, forward), seed)], loss, forward=forward)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Samples whose targets are drawn with a seed of their own, and whose mean counts so many times in a sum."""
+
+    batch: Batch
+    seed: int
+    times: float = 1.0
+
+
+def summed_factors(
+    model: nn.Module, snapshot: Snapshot, shares: Sequence[Share], loss: Loss, *, forward: Forward | None = None
+) -> Factors:
+    """The sum of the factors of several shares, whose samples go through the model together where they can.
+
+    Args: as those of ``kronecker_factors``, with targets that are for what the model predicts (``aligned``).
+
+    Example:
+        >>> from expunge.core.losses import SquaredError
+        >>> model = nn.Linear(1, 1, bias=False).eval()
+        >>> shares = [Share(Batch.of(torch.tensor([[own]]), torch.zeros(1, 1)), 0, times=2.0) for own in (1.0, 3.0)]
+        >>> summed_factors(model, Snapshot.of(model), shares, SquaredError()).values[0]
+        tensor(20.)
+    """
+    require_evaluation_mode(model)
+    first, counted = shares[0], [amount(loss, share.batch.targets, len(share.batch)) for share in shares]
+    if not min(counted) > 0:
         raise DataError("Curvature needs at least one sample, and one label that counts.")
-    pass_ = _Pass(model, snapshot, batch.take(torch.zeros(1, dtype=torch.int64)), forward)
-    generator = torch.Generator().manual_seed(seed)
-    size = max(1, min(CHUNK, ANSWERS // max(1, pass_.answers)))
-    size = min(size, -(-count // PARTS)) if pass_.estimated else size
-    for part in batch.split(size):
-        pass_.add(part, loss, generator, scale=(count / counted) ** 0.5)
-    values = torch.cat([*pass_.totals(), snapshot.parameters.new_tensor([loss.l2 * count])]) / count
+    pass_ = _Pass(model, snapshot, first.batch.take(torch.zeros(1, dtype=torch.int64)), forward)
+    for parts in _passes(shares, counted, pass_):
+        pass_.add(parts, loss)
+    unit = first.times / len(first.batch)
+    l2 = snapshot.parameters.new_tensor([loss.l2 * sum(share.times for share in shares) / unit])
+    values = torch.cat([*pass_.totals(), l2]) * unit
     if not bool(torch.isfinite(values).all()):
         raise NumericalError("A curvature factor is NaN or infinite: check the model and the data.")
     sure = isinstance(loss, CrossEntropy | BinaryCrossEntropy)  # of other losses no scale of the outputs is confidence
     return Factors(values, tuple(replace(block, last=block.last and sure) for block in pass_.blocks))
+
+
+class _Part(NamedTuple):
+    """Samples of one share in a pass, beside the first share's: what gradients and inputs are multiplied with."""
+
+    batch: Batch
+    generator: torch.Generator
+    of_gradients: float
+    of_inputs: float
+
+
+def _passes(shares: Sequence[Share], counted: Sequence[float], pass_: _Pass) -> Iterator[list[_Part]]:
+    """The parts that go through the model together: chunks of shares, which targets are drawn for one by one."""
+    unit, parts = shares[0].times / len(shares[0].batch), list[_Part]()
+    for share, counts in zip(shares, counted, strict=True):
+        count = len(share.batch)
+        generator, root = torch.Generator().manual_seed(share.seed), (share.times / count / unit) ** 0.5
+        size = min(CHUNK, pass_.at_once)
+        size = min(size, -(-count // PARTS)) if pass_.estimated else size
+        for batch in share.batch.split(size):
+            together = pass_.may_join and sum(len(part.batch) for part in parts) + len(batch) <= pass_.at_once
+            if parts and not (together and alike(parts[0].batch, batch)):
+                yield parts
+                parts = []
+            parts.append(_Part(batch, generator, root * (count / counts) ** 0.5, root))
+    yield parts
 
 
 class _Pass:
@@ -105,7 +160,7 @@ class _Pass:
         self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
         self._owners = _owners(model)
         self._alone = {own for own, count in self._owners.items() if count == 1}
-        self.answers = 0
+        self.at_once = CHUNK
         self._last: Any = None
         self._by_sample: set[str] = set()
         products, scales = self._products(), self._scales()
@@ -128,7 +183,13 @@ class _Pass:
         self._outputs = {block.name: self._zeros(block, 1) for block in self.blocks}
         self._squares = {name: torch.zeros_like(self._own[name]) for name in self.others}
         self._of_samples: dict[str, Tensor] = {}
-        self._samples = 0
+        self._samples, self._roots, self._alike = 0, torch.ones(0), True
+        self._counts: list[int] = []
+        self._leaves: list[Tensor] = []
+        watched = [*chain.from_iterable(self._layers.values()), *self._scaling.values()]
+        # Rows of samples can be told apart where all layers have them in front.
+        by_sample = all(call.by_sample for layer in watched for call in calls[layer])
+        self.may_join = by_sample and not self.estimated
 
     def _zeros(self, block: Block, side: int) -> Tensor:
         length, diagonal = block.sides[side]
@@ -173,9 +234,9 @@ class _Pass:
         if known is None or known.form != form:
             found = self._probed(layers, sample)
             last = layers.index(self._last) if self._last is not None else None
-            known = _Probed(form, [found.get(layer) for layer in layers], self.answers, last, {})
+            known = _Probed(form, [found.get(layer) for layer in layers], self.at_once, last, {})
             _PROBED[self._model] = known
-        self.answers, self._last = known.answers, layers[known.last] if known.last is not None else None
+        self.at_once, self._last = known.at_once, layers[known.last] if known.last is not None else None
         return {layer: own for layer, own in zip(layers, known.calls, strict=True) if own is not None}
 
     def _is_added_to_samples(self, name: str, sample: Batch) -> bool:
@@ -230,8 +291,10 @@ class _Pass:
 
         for count in PROBES:
             several = sample.take(torch.zeros(count, dtype=torch.int64))
-            outputs, _ = self._forward(several, [(layer, noting(count)) for layer in layers])
-            self.answers = outputs.numel() // count
+            saved = SavedBytes((*several.tensors(), *self._own.values(), *self._model.parameters()))
+            with saved:
+                outputs, _ = self._forward(several, [(layer, noting(count)) for layer in layers], list(self._own))
+            self.at_once = _at_once(outputs.numel() // count, saved.total // count, self._snapshot.parameters.device)
             whose = [layer for layer, own in made.items() if own is outputs]
             self._last = whose[0] if len(whose) == 1 and self._last in (None, whose[0]) else None
         return seen
@@ -246,42 +309,65 @@ class _Pass:
                 found[name] = names
         return found
 
-    def _forward(self, batch: Batch, hooks: list[tuple[Any, Hook]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The outputs, with hooks on layers while they are made, and the tensors that they can be differentiated in."""
-        tensors = {
-            name: (part.expand(len(batch), *part.shape[1:]) if name in self._by_sample else part)
-            .detach()
-            .requires_grad_()
-            for name, part in self._own.items()
-        }
+    def _forward(
+        self, batch: Batch, hooks: list[tuple[Any, Hook]], wanted: Sequence[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The outputs, with hooks on layers while they are made, and the tensors that gradients are wanted in."""
+        own = {**self._own, **self._snapshot.buffers}
+        for name in self._by_sample:
+            own[name] = own[name].expand(len(batch), *own[name].shape[1:])
+        tensors = {name: own[name].detach().requires_grad_() for name in wanted}
         handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
         try:
-            own = {**tensors, **self._snapshot.buffers}
-            outputs = run(self._model, batch, self._run, tensors=own, twice=True)
+            outputs = run(self._model, batch, self._run, tensors={**own, **tensors}, twice=True)
         finally:
             for handle in handles:
                 handle.remove()
         return outputs, tensors
 
-    def add(self, batch: Batch, loss: Loss, generator: torch.Generator, *, scale: float) -> None:
-        """One more part of the data; gradients are taken times ``scale``."""
-        self._samples, self._of_samples = len(batch), {}
+    def add(self, parts: Sequence[_Part], loss: Loss) -> None:
+        """One more pass."""
+        batch = joined([part.batch for part in parts])
+        self._samples, self._of_samples, self._leaves = len(batch), {}, []
+        self._counts = [len(part.batch) for part in parts]
+        roots = torch.tensor([part.of_inputs for part in parts], dtype=torch.float64)
+        self._roots = roots.to(self._snapshot.parameters)
+        self._alike = bool((roots == 1).all())
         hooks = [(layer, self._watch(block, layer)) for block in self.blocks for layer in self._layers[block.name]]
         hooks += [(layer, self._watch_scales(name)) for name, layer in self._scaling.items()]
-        outputs, tensors = self._forward(batch, hooks)
-        drawn = loss.sampled_gradients(outputs.detach(), batch.targets, generator)
-        signs = scale * (2.0 * torch.randint(2, (len(batch),), generator=generator).to(drawn) - 1)
-        drawn = drawn * signs.view(-1, *[1] * (drawn.dim() - 1))
-        # All parameters are asked for, so that the backward pass comes by every layer's hook.
+        outputs, tensors = self._forward(batch, hooks, [*self._by_sample, *self.estimated])
+        drawn = torch.cat(
+            [
+                _signed(loss.sampled_gradients(own, part.batch.targets, part.generator), part)
+                for own, part in zip(torch.split(outputs.detach(), self._counts), parts, strict=True)
+            ]
+        )
+        # In what the layers gave, not in their weights, whose gradients nobody looks at.
         # Not given as grad_outputs, for whose shapes torch would load sympy: nearly a second of a first request.
-        gradients = torch.autograd.grad((outputs * drawn).sum(), list(tensors.values()), allow_unused=True)
-        for name, gradient in zip(self._own, gradients, strict=True):
-            if name in self._of_samples:
-                self._squares[name] += self._of_samples[name].square().sum(dim=0)
-            elif name in self._by_sample and gradient is not None:
-                self._squares[name] += gradient.square().sum(dim=0, keepdim=True)
-            elif name in self._squares and gradient is not None:
-                self._squares[name] += gradient.square()
+        asked = [*tensors.values(), *self._leaves]
+        gradients = torch.autograd.grad((outputs * drawn).sum(), asked, allow_unused=True)
+        for name, gradient in zip(tensors, gradients, strict=False):
+            if gradient is not None:
+                squares = gradient.square()
+                self._squares[name] += squares.sum(dim=0, keepdim=True) if name in self._by_sample else squares
+        for name, of_samples in self._of_samples.items():
+            self._squares[name] += of_samples.square().sum(dim=0)
+
+    def _opened(self, outputs: Tensor) -> Tensor:
+        """What a layer gave, with a gradient: where nothing before it has one, the graph begins here."""
+        if outputs.requires_grad:
+            return outputs
+        leaf = outputs.detach().requires_grad_()
+        self._leaves.append(leaf)
+        return leaf.clone()  # a later layer may work in place
+
+    def _weighted(self, rows: Tensor) -> Tensor:
+        """Rows of all samples, each by its share."""
+        if self._alike:
+            return rows
+        roots = self._roots.repeat_interleave(torch.tensor(self._counts, device=rows.device), output_size=self._samples)
+        apart = rows.view(self._samples, -1, rows.shape[1])
+        return (apart * roots.to(rows)[:, None, None]).flatten(0, 1)
 
     def _watch(self, block: Block, watched: Any) -> Hook:
         of_inputs, of_outputs = self._inputs[block.name], self._outputs[block.name]
@@ -293,13 +379,14 @@ class _Pass:
                 of_inputs, of_outputs = self._outputs[block.name][-1:], self._inputs[block.name][-1:]
                 terms = 1
 
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-            given = inputs[0].detach()
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+            given, outputs = inputs[0].detach(), self._opened(outputs)
             if isinstance(layer, nn.Embedding):
-                counts = counts_of(layer, given)
+                parts = torch.split(given, self._counts) if len(self._counts) > 1 else [given]
+                counts = self._roots.square() @ torch.stack([counts_of(layer, part) for part in parts])
                 (of_inputs[0] if of_inputs.dim() == 2 else of_inputs[0].diagonal()).add_(counts)
             else:
-                self._add(of_inputs, self._apart(terms, rows_of(layer, given)))
+                self._add(of_inputs, self._apart(terms, self._weighted(rows_of(layer, given))))
 
             def backward(gradient: Tensor) -> None:
                 parts = self._apart(terms, columns_of(layer, gradient, given))
@@ -307,12 +394,14 @@ class _Pass:
 
             # A tensor's own hook sees the gradient of this value even where a later layer works in place.
             outputs.register_hook(backward)  # type: ignore[no-untyped-call]
+            return outputs
 
         return hook
 
     def _watch_scales(self, name: str) -> Hook:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
             normed = scaled_by(layer, inputs[0].detach())  # now: afterwards the layer has other statistics
+            outputs = self._opened(outputs)
 
             def backward(gradient: Tensor) -> None:
                 for own, found in scale_gradients(layer, gradient, normed).items():
@@ -322,6 +411,7 @@ class _Pass:
                         self._of_samples[key] = found if before is None else before + found
 
             outputs.register_hook(backward)  # type: ignore[no-untyped-call]
+            return outputs
 
         return hook
 
@@ -364,13 +454,39 @@ class _Probed(NamedTuple):
 
     form: object
     calls: list[list[_Call] | None]
-    answers: int
+    at_once: int
     last: int | None
     by_sample: dict[str, bool]
 
 
 _PROBED: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 """The last that was found out of each model."""
+
+
+def samples_at_once(model: nn.Module) -> int:
+    """How many samples may go through a model in one pass, by what was seen when its factors were made.
+
+    Example:
+        >>> samples_at_once(nn.Linear(1, 1))
+        250
+    """
+    known = _PROBED.get(model)
+    return known.at_once if known is not None else CHUNK
+
+
+def _at_once(answers: int, saved: int, device: torch.device) -> int:
+    """How many samples go through a model in one pass, given the outputs and the saved bytes of each."""
+    limit = ANSWERS // max(1, answers)
+    if device.type != "cuda":
+        return max(1, min(CHUNK, limit))
+    memory = torch.cuda.get_device_properties(device).total_memory // PART_OF_MEMORY
+    return max(1, min(MANY, limit, memory // max(1, saved)))
+
+
+def _signed(drawn: Tensor, part: _Part) -> Tensor:
+    """Gradients of drawn targets with a random sign for each sample, times what the part's count."""
+    signs = 2.0 * torch.randint(2, (len(drawn),), generator=part.generator).to(drawn) - 1
+    return drawn * (part.of_gradients * signs).view(-1, *[1] * (drawn.dim() - 1))
 
 
 def _owners(model: nn.Module) -> dict[int, int]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from expunge.core.batch import Batch, joined
+from expunge.core.batch import Batch, alike, joined
 from expunge.core.vectors import Snapshot
 from expunge.federation.messages.tasks import FORWARD_COST, Indices, Losses, Sum
 
@@ -94,17 +94,9 @@ def _merged(parts: Iterable[Part], limit: int) -> Iterator[list[Part]]:
     """Parts one after another in groups that fit together, of at most so many samples unless one alone has more."""
     group: list[Part] = []
     for name, part in parts:
-        if group and (sum(len(own) for _, own in group) + len(part) > limit or not _alike(group[0][1], part)):
+        if group and (sum(len(own) for _, own in group) + len(part) > limit or not alike(group[0][1], part)):
             yield group
             group = []
         group.append((name, part))
     if group:
         yield group
-
-
-def _alike(one: Batch, other: Batch) -> bool:
-    """Whether two batches may be one: plain ones, of samples of one shape and type."""
-    own, others = one.pair, other.pair
-    if own is None or others is None:
-        return False
-    return all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in zip(own, others, strict=True))
