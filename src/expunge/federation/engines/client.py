@@ -227,8 +227,8 @@ class Client:
     def _(self, task: CurvatureFactors) -> Sum:
         count = len(self.data.available(task.exclude))
         batch = self.shown(task.draw, task.exclude)
-        factors = self.factors_of(task.model, [Share(batch, task.seed, float(count))])
-        return Sum(factors.values, count, float(len(batch)), factors.blocks)
+        factors = self.factors_of(task.model, [Share(batch, task.seed)])
+        return Sum(factors.values * count, count, float(len(batch)), factors.blocks)
 
     @_perform.register
     def _(self, task: LocalSolve) -> Solved:
@@ -262,9 +262,10 @@ class Client:
         for norm in norms:
             norm.train()
             norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over all batches
         with torch.no_grad():
-            for batch in self._batches(chosen, task.batch_size):
+            for number, batch in enumerate(self._batches(chosen, task.batch_size), 1):
+                for norm in norms:
+                    norm.momentum = 1 / number  # a plain mean; told None, torch would count on the device and wait
                 run(self._model, self._take(batch), self._forward)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
