@@ -39,6 +39,7 @@ from expunge.core.layers import (
     scaled_by,
 )
 from expunge.core.losses import BinaryCrossEntropy, CrossEntropy, Loss, amount
+from expunge.core.moments import second_moments
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, NumericalError
 
@@ -383,7 +384,7 @@ class _Pass:
             given, outputs = inputs[0].detach(), self._opened(outputs)
             if isinstance(layer, nn.Embedding):
                 parts = torch.split(given, self._counts) if len(self._counts) > 1 else [given]
-                counts = self._roots.square() @ torch.stack([counts_of(layer, part) for part in parts])
+                counts = self._roots.square() @ torch.stack([counts_of(layer, part) for part in parts]).to(self._roots)
                 (of_inputs[0] if of_inputs.dim() == 2 else of_inputs[0].diagonal()).add_(counts)
             else:
                 self._add(of_inputs, self._apart(terms, self._weighted(rows_of(layer, given))))
@@ -418,7 +419,7 @@ class _Pass:
     @staticmethod
     def _add(totals: Tensor, parts: list[Tensor]) -> None:
         for total, part in zip(totals, parts, strict=True):
-            total += part.T @ part if total.dim() == 2 else part.square().sum(dim=0)
+            total += second_moments(part) if total.dim() == 2 else part.square().sum(dim=0)
 
     def _apart(self, terms: int, rows: Tensor) -> list[Tensor]:
         """The rows of all positions; of two terms, each sample's mean times the root of P, and the rows without it."""
