@@ -13,6 +13,7 @@ from expunge.core.batch import Batch
 from expunge.core.eigen import bases
 from expunge.core.factors import kronecker_factors
 from expunge.core.kronecker import KroneckerCurvature
+from expunge.core.layers import rows_of
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 
@@ -252,6 +253,18 @@ def test_wide_layers_are_taken_by_their_strongest_directions_and_it_is_said(monk
     vector = torch.randn(Layout.of(model).size, generator=seeded(2), dtype=DOUBLE)
     for function in (lambda e, _: e, lambda e, _: 1 / (1 + 100 * e)):
         assert torch.allclose(coarse.apply(function, vector), exact.apply(function, vector), rtol=1e-6, atol=1e-9)
+        for own in (coarse, exact, coarse.stiffer(3.0)):
+            assert own.along(vector)(function) == pytest.approx(float(vector @ own.apply(function, vector)), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.Conv1d])
+def test_patches_are_those_of_torch(kind) -> None:
+    for more in ({"padding": 1}, {"stride": 2, "bias": False}, {"dilation": 2, "padding": 3, "stride": 3}):
+        layer, sides = kind(3, 5, 3, **more), (11, 12) if kind is nn.Conv2d else (12,)
+        inputs = torch.randn(4, 3, *sides, generator=seeded())
+        weight = torch.cat([layer.weight.flatten(1), *([] if layer.bias is None else [layer.bias[:, None]])], dim=1)
+        made = layer(inputs).movedim(1, -1).reshape(-1, 5)
+        torch.testing.assert_close(rows_of(layer, inputs) @ weight.T, made, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("limit", "diagonals"), [("WIDEST", {"0": "", "2": "o"}), ("NUMBERS", {"0": "", "2": "o"})])
