@@ -3,7 +3,7 @@
 A small network on a GPU waits for launches and synchronisations, not for arithmetic, so their number is what its clock
 shows. The paper's CNN is trained on few samples, while the memory records as many steps as 6000 samples a client take.
 
-Usage: python benchmarks/kernels.py [--training adam] [--long] [--samples 40]
+Usage: python benchmarks/launches.py [--training adam] [--long] [--samples 40]
 """
 
 from __future__ import annotations
