@@ -174,14 +174,25 @@ class KroneckerCurvature:
             >>> KroneckerCurvature(factors, layout).apply(lambda e, names: e, torch.tensor([1.0, 1.0]))
             tensor([8., 2.])
         """
-        if vector.dim() == 1:
-            return self.apply(function, vector[None])[0]
-        parts = self._layout.unflatten_rows(vector)
-        factors = iter(_told(function, self._spectra()))
+        return self.applying(function, vector)(vector)
+
+    def applying(self, function: Filter, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """``v -> f(G) v`` for many vectors of the type of this one: the function is looked at once."""
+        told = [factor.to(like) for factor in _told(function, self._spectra())]
+        for number, (_, of_inputs, of_outputs, _) in enumerate(self._bases):
+            told[number] = of_outputs.spread(of_inputs.spread(told[number]).mT).mT
+
+        def applied(vector: Tensor) -> Tensor:
+            return self._applied(told, vector[None])[0] if vector.dim() == 1 else self._applied(told, vector)
+
+        return applied
+
+    def _applied(self, told: Sequence[Tensor], vector: Tensor) -> Tensor:
+        """What each layer's coordinates are multiplied with is told."""
+        parts, factors = self._layout.unflatten_rows(vector), iter(told)
         found: dict[str, Tensor] = {}
         for block, of_inputs, of_outputs, _ in self._bases:
-            names, matrix = block.parameters, _matrix(block, parts)
-            factor = of_outputs.spread(of_inputs.spread(next(factors).to(matrix)).mT).mT
+            names, matrix, factor = block.parameters, _matrix(block, parts), next(factors)
             matrix = of_outputs.analysed(of_inputs.analysed(matrix).mT).mT * factor
             matrix = of_inputs.composed(of_outputs.composed(matrix.mT).mT)
             weight = matrix[..., :-1] if block.bias else matrix
@@ -189,7 +200,7 @@ class KroneckerCurvature:
             if block.bias:
                 found[names[1]] = matrix[..., -1]
         for name in self._diagonal:
-            factor = next(factors).to(vector)
+            factor = next(factors)
             found[name] = parts[name].flatten(1) * factor.reshape(*factor.shape[:-1], -1)
         return torch.cat([found[name].reshape(len(vector), -1) for name, _ in self._layout.shapes], dim=1)
 
