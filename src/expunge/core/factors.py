@@ -161,7 +161,7 @@ class _Pass:
         self._own = {name: part.detach() for name, part in layout.unflatten(snapshot.parameters).items()}
         self._owners = _owners(model)
         self._alone = {own for own, count in self._owners.items() if count == 1}
-        self.at_once = CHUNK
+        self.at_once, self._saved = CHUNK, 0
         self._last: Any = None
         self._by_sample: set[str] = set()
         products, scales = self._products(), self._scales()
@@ -235,7 +235,7 @@ class _Pass:
         if known is None or known.form != form:
             found = self._probed(layers, sample)
             last = layers.index(self._last) if self._last is not None else None
-            known = _Probed(form, [found.get(layer) for layer in layers], self.at_once, last, {})
+            known = _Probed(form, [found.get(layer) for layer in layers], self.at_once, self._saved, last, {})
             _PROBED[self._model] = known
         self.at_once, self._last = known.at_once, layers[known.last] if known.last is not None else None
         return {layer: own for layer, own in zip(layers, known.calls, strict=True) if own is not None}
@@ -295,7 +295,8 @@ class _Pass:
             saved = SavedBytes((*several.tensors(), *self._own.values(), *self._model.parameters()))
             with saved:
                 outputs, _ = self._forward(several, [(layer, noting(count)) for layer in layers], list(self._own))
-            self.at_once = _at_once(outputs.numel() // count, saved.total // count, self._snapshot.parameters.device)
+            self._saved = saved.total // count
+            self.at_once = _at_once(outputs.numel() // count, self._saved, self._snapshot.parameters.device)
             whose = [layer for layer, own in made.items() if own is outputs]
             self._last = whose[0] if len(whose) == 1 and self._last in (None, whose[0]) else None
         return seen
@@ -456,6 +457,7 @@ class _Probed(NamedTuple):
     form: object
     calls: list[list[_Call] | None]
     at_once: int
+    saved: int
     last: int | None
     by_sample: dict[str, bool]
 
@@ -464,15 +466,20 @@ _PROBED: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 """The last that was found out of each model."""
 
 
-def samples_at_once(model: nn.Module) -> int:
+def samples_at_once(model: nn.Module, budget_bytes: int | None = None) -> int:
     """How many samples may go through a model in one pass, by what was seen when its factors were made.
+
+    Where what autograd saves has to fit into a budget, no more than would take a quarter of it: what is differentiated
+    twice takes a few times as much.
 
     Example:
         >>> samples_at_once(nn.Linear(1, 1))
         250
     """
     known = _PROBED.get(model)
-    return known.at_once if known is not None else CHUNK
+    if known is None or budget_bytes is None:
+        return known.at_once if known is not None else CHUNK
+    return max(1, min(known.at_once, budget_bytes // (4 * max(1, known.saved))))
 
 
 def _at_once(answers: int, saved: int, device: torch.device) -> int:

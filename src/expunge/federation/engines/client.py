@@ -356,7 +356,7 @@ class Client:
             self._loss,
             kind=kind,
             weights=weights,
-            chunk_size=samples_at_once(self._model) if model.parameters.is_cuda else CURVED,
+            chunk_size=samples_at_once(self._model, budget_bytes) if model.parameters.is_cuda else CURVED,
             budget_bytes=budget_bytes,
             forward=self._forward,
         )
