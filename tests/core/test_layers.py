@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from core.dense_curvature import DOUBLE, curvature_of, dense, gauss_newton, labelled, seeded
-from expunge.core import eigen, factors
+from expunge.core import eigen, factored, factors
 from expunge.core.batch import Batch
 from expunge.core.eigen import bases
 from expunge.core.factors import kronecker_factors
@@ -134,7 +134,7 @@ def test_the_diagonal_of_a_norm_is_exact_in_expectation_and_takes_whole_chunks(n
     exact = gauss_newton_of_trained(model, inputs).diagonal()
     sizes = passes(model)
     found = dense(curvature_of(model, inputs.repeat(500, *[1] * len(shape)), CrossEntropy()), len(exact)).diagonal()
-    assert sizes == [*factors.PROBES, *[factors.CHUNK] * 8]
+    assert sizes == [*factored.PROBES, *[factors.CHUNK] * 8]
     assert float((found - exact).norm() / exact.norm()) < 0.06
 
 
@@ -272,7 +272,7 @@ def test_sides_that_are_too_long_are_diagonals_and_it_is_said(monkeypatch, limit
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 40)).double().eval()
     inputs = torch.randn(5, 3, generator=seeded(), dtype=DOUBLE)
     whole = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
-    monkeypatch.setattr(factors, limit, {"WIDEST": 39, "NUMBERS": 100}[limit])
+    monkeypatch.setattr(factored, limit, {"WIDEST": 39, "NUMBERS": 100}[limit])
     found = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
     assert {block.name: block.diagonal for block in found.blocks} == diagonals
     layout = Layout.of(model)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from expunge.core.batch import Batch, Forward, aligned, run
 from expunge.core.curvature import Curvature, Kind
-from expunge.core.factors import Share, samples_at_once, summed_factors
+from expunge.core.factored import samples_at_once
+from expunge.core.factors import Share, summed_factors
 from expunge.core.kronecker import Factors
 from expunge.core.krylov import conjugate_gradient
 from expunge.core.losses import Loss, amount

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from expunge.core.batch import Batch, alike, joined
 from expunge.core.curvature import Curvature
-from expunge.core.factors import Share, samples_at_once
+from expunge.core.factored import samples_at_once
+from expunge.core.factors import Share
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.client import Client
 from expunge.federation.messages.tasks import PRODUCT_COST, CurvatureFactors, CurvatureProduct, Gradient, Sum, Task
