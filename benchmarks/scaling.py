@@ -124,7 +124,8 @@ def decoder(width: int, depth: int, heads: int) -> nn.Module:
         use_cache=False,
     )
     adapters = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
-    adapted: nn.Module = get_peft_model(LlamaForCausalLM(config), adapters)
+    frozen = LlamaForCausalLM(config).to(torch.bfloat16)  # as such models are tuned; adapters stay in float32
+    adapted: nn.Module = get_peft_model(frozen, adapters)
     return adapted
 
 
