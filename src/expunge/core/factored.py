@@ -232,10 +232,10 @@ _PROBED: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 """The last that was found out of each model."""
 
 
-def samples_at_once(model: nn.Module, budget_bytes: int | None = None) -> int:
+def samples_at_once(model: nn.Module, budget_bytes: int | None = None, *, unknown: int = CHUNK) -> int:
     """How many samples may go through a model in one pass, by what was seen when its factors were made.
 
-    Where what autograd saves has to fit into a budget, no more than would take a quarter of it: what is differentiated
+    Where none were, ``unknown``. Where what autograd saves has to fit into a budget, no more than would take a quarter of it: what is differentiated
     twice takes a few times as much.
 
     Example:
@@ -244,7 +244,7 @@ def samples_at_once(model: nn.Module, budget_bytes: int | None = None) -> int:
     """
     known = _PROBED.get(model)
     if known is None or budget_bytes is None:
-        return known.at_once if known is not None else CHUNK
+        return known.at_once if known is not None else unknown
     return max(1, min(known.at_once, budget_bytes // (4 * max(1, known.saved))))
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expunge.core.batch import Batch, alike, joined
+from expunge.core.factored import samples_at_once
 from expunge.core.vectors import Snapshot
 from expunge.federation.messages.tasks import FORWARD_COST, Indices, Losses, Sum
 
@@ -21,6 +22,10 @@ Part = tuple[str, Batch]
 
 class Looking(Protocol):
     """What a client tells of its samples."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What it works with."""
 
     @property
     def l2(self) -> float:
@@ -62,7 +67,10 @@ def losses_of(clients: Mapping[str, Looking], tasks: Mapping[str, Losses]) -> di
     """
     anyone, task = clients[next(iter(tasks))], next(iter(tasks.values()))
     theta = task.model.parameters
-    limit = MANY if theta.is_cuda and theta.numel() <= SMALL_MODEL else CHUNK
+    limit = CHUNK
+    if theta.is_cuda:  # of a large frozen model few parameters are trained, so its own memory counts, too
+        limit = MANY if theta.numel() <= SMALL_MODEL else CHUNK
+        limit = min(limit, samples_at_once(anyone.model, unknown=limit))
     totals = {name: theta.new_zeros(len(task.lengths)) for name in tasks}
     counted, seen = dict.fromkeys(tasks, 0.0), dict.fromkeys(tasks, 0)
     parts = ((name, part) for name, own in tasks.items() for part in clients[name].looked_at(own, limit))
