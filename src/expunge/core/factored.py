@@ -235,8 +235,8 @@ _PROBED: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 def samples_at_once(model: nn.Module, budget_bytes: int | None = None, *, unknown: int = CHUNK) -> int:
     """How many samples may go through a model in one pass, by what was seen when its factors were made.
 
-    Where none were, ``unknown``. Where what autograd saves has to fit into a budget, no more than would take a quarter of it: what is differentiated
-    twice takes a few times as much.
+    Where none were, ``unknown``. Where what autograd saves has to fit into a budget, no more than would take a quarter
+    of it: what is differentiated twice takes a few times as much.
 
     Example:
         >>> samples_at_once(nn.Linear(1, 1))
