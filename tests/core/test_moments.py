@@ -52,6 +52,15 @@ def test_few_rows_and_other_numbers_are_multiplied_as_they_are():
         assert torch.equal(second_moments(rows), rows.T @ rows)
 
 
+@pytest.mark.parametrize("at_once", [1, 1 << 27])
+def test_long_ones_are_halved_part_by_part(at_once, monkeypatch):
+    rows = long(5 * ROWS + 7, 6)
+    monkeypatch.setattr(moments, "WORTHWHILE", 1)
+    monkeypatch.setattr(moments, "HALVED", at_once)
+    monkeypatch.setattr(moments, "_has_tensor_cores", lambda _: True)
+    assert torch.allclose(second_moments(rows), rows.T @ rows, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="tensor cores are a GPU's")
 @pytest.mark.parametrize("width", [512, 2049])
 def test_on_a_gpu_it_is_as_near(width):

@@ -27,8 +27,8 @@ WORTHWHILE = 1 << 33
 ALIGNED = 8
 """Tensor cores want sides of a multiple of so many numbers."""
 
-NUMBERS = 1 << 29
-"""At most so many numbers are kept before they are summed."""
+HALVED, NUMBERS = 1 << 27, 1 << 29
+"""At most so many numbers are halved at a time, and so many kept before they are summed."""
 
 HIGH = -(1 << 13)
 """A mask of all bits of a number but the last 13: what tensor cores see."""
@@ -44,10 +44,13 @@ def second_moments(rows: Tensor) -> Tensor:
     """
     count, width = rows.shape
     worthwhile = rows.dtype == torch.float32 and count * width**2 >= WORTHWHILE and count >= ROWS
-    if not worthwhile or not rows.is_cuda or not _has_tensor_cores(rows.device):
+    if not worthwhile or not _has_tensor_cores(rows.device):
         return rows.T @ rows
-    whole = count - count % ROWS
-    return by_halves(rows[:whole]) + rows[whole:].T @ rows[whole:]
+    whole, at_once = count - count % ROWS, max(1, HALVED // (ROWS * width)) * ROWS
+    total = rows[whole:].T @ rows[whole:]
+    for part in torch.split(rows[:whole], at_once):
+        total += by_halves(part)
+    return total
 
 
 def by_halves(rows: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ def by_halves(rows: Tensor) -> Tensor:
 
 @cache
 def _has_tensor_cores(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @contextmanager
