@@ -45,7 +45,7 @@ ENCODERS = {"3M": (192, 4, 4), "20M": (512, 6, 8), "87M": (768, 12, 12), "300M":
 """Width, depth and heads."""
 BOOST = 6.0
 """Of a strong attacker: half of the mean update is then its own."""
-PATIENCE = 60.0
+PATIENCE = 40.0
 """Requests are repeated no longer than so many seconds, but once."""
 LARGE = 50_000_000
 """Models with more parameters are trained for one round, and no round is timed twice."""
