@@ -141,3 +141,24 @@ def test_what_is_not_finite_is_told_as_by_each():
     for engine in (alone, together):
         with pytest.raises(NumericalError, match="A gradient is NaN or infinite"):
             ask_mean(engine, tasks)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="sums in one pass are a GPU's")
+@pytest.mark.parametrize("kind", MODELS)
+def test_on_a_gpu_it_is_what_a_cpu_tells(kind):
+    make, data = MODELS[kind]
+    there = {name: tuple(own.cuda() for own in pair) for name, pair in data.items()}
+    slow, fast = LocalEngine(make(), CrossEntropy(), data), LocalEngine(make().cuda(), CrossEntropy(), there)
+    found = {}
+    for where, (engine, device) in enumerate(((slow, "cpu"), (fast, "cuda"))):
+        theta = Snapshot.of(make().to(device))
+        rows = torch.randn(2, theta.parameters.numel(), generator=generator(7), dtype=torch.float64).to(device)
+        tasks = (
+            {name: Gradient(theta, draw=DRAWS[name]) for name in data},
+            {name: CurvatureProduct(theta, rows, "ggn", DRAWS[name]) for name in data},
+        )
+        factored = ask_factors(engine, {name: CurvatureFactors(theta, 3, DRAWS[name]) for name in data})
+        found[where] = [factored.values, *(ask_mean(engine, own) for own in tasks)]
+    assert fast.ask_sum(tasks[0]) is not None
+    for one, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(one, other.cpu(), rtol=1e-6, atol=1e-8)
