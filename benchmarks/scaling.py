@@ -1,10 +1,11 @@
 """Seconds and peak memory of a request beside retraining, from a small network to a large one, on one device.
 
 Data are random with something to learn: what is measured is time, which depends on shapes alone. Requests are medians
-of five after one warm-up, which is told apart. Retraining is timed where it is short; else one round is, and all rounds
-take as many times as long (``retraining`` in the scenario of each variant says which).
+of five after one warm-up, which is told apart; of those that take long, of at least two. Retraining is timed where it
+is short; else one round is, and all rounds take as many times as long (``retraining`` in the scenario of each variant
+says which).
 
-Usage: python benchmarks/scaling.py --device cuda [--only cnn] [--out results/scaling/results.json]
+Usage: python benchmarks/scaling.py --device cuda [--only cnn] [--only resnet18] [--out results/scaling/results.json]
        python benchmarks/scaling.py --tiny            to see that it runs
 """
 
@@ -15,6 +16,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +45,10 @@ ENCODERS = {"3M": (192, 4, 4), "20M": (512, 6, 8), "87M": (768, 12, 12), "300M":
 """Width, depth and heads."""
 BOOST = 6.0
 """Of a strong attacker: half of the mean update is then its own."""
+PATIENCE = 40.0
+"""Requests are repeated no longer than so many seconds, but once."""
+LARGE = 50_000_000
+"""Models with more parameters are trained for one round, and no round is timed twice."""
 DECODER = (2048, 14, 16)
 """The same of a decoder of 1B parameters."""
 
@@ -118,7 +124,8 @@ def decoder(width: int, depth: int, heads: int) -> nn.Module:
         use_cache=False,
     )
     adapters = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
-    adapted: nn.Module = get_peft_model(LlamaForCausalLM(config), adapters)
+    frozen = LlamaForCausalLM(config).to(torch.bfloat16)  # as such models are tuned; adapters stay in float32
+    adapted: nn.Module = get_peft_model(frozen, adapters)
     return adapted
 
 
@@ -155,8 +162,9 @@ def cases(*, tiny: bool) -> dict[str, Case]:
     return found
 
 
-def federation(case: Case, device: str) -> tuple[Callable[[], LocalEngine], Snapshot]:
-    """Ten clients with unequal parts of the data: what makes an engine on them, and the model that they start from."""
+def federation(case: Case, device: str) -> tuple[Callable[[], LocalEngine], Snapshot, int]:
+    """Ten clients with unequal parts of the data: what makes an engine on them, the model that they start from, and how
+    many parameters it has, frozen ones, too."""
     inputs, labels = case.samples(case.count, torch.Generator().manual_seed(0))
     shares = torch.tensor([0.5 + number / (CLIENTS - 1) for number in range(CLIENTS)])
     sizes = (shares / shares.sum() * case.count).long().tolist()
@@ -168,9 +176,13 @@ def federation(case: Case, device: str) -> tuple[Callable[[], LocalEngine], Snap
             targets[: len(own) // 2] = 7
         data[f"client-{number}"] = (own.to(device), targets.to(device))
     torch.manual_seed(0)
-    model = case.model().to(device)
+    with (
+        nullcontext() if case.trained == case.plan.rounds else torch.device(device)
+    ):  # a large one takes long elsewhere
+        model = case.model().to(device)
     boosts = {LEAVER: BOOST} if case.attack else None
-    return partial(LocalEngine, model, CrossEntropy(), data, boosts=boosts), Snapshot.of(model)
+    size = sum(own.numel() for own in model.parameters())
+    return partial(LocalEngine, model, CrossEntropy(), data, boosts=boosts), Snapshot.of(model), size
 
 
 def timed(work: Callable[[], Any], device: str) -> tuple[Any, float]:
@@ -184,13 +196,14 @@ def timed(work: Callable[[], Any], device: str) -> tuple[Any, float]:
     return found, time.perf_counter() - started
 
 
-def retraining(case: Case, engine: LocalEngine, start: Snapshot, device: str) -> tuple[float, str]:
+def retraining(case: Case, engine: LocalEngine, start: Snapshot, device: str, size: int) -> tuple[float, str]:
     """Seconds without the leaver, and how they are known."""
     stay, keep = engine.without((LEAVER,)), Keep(vectors=False, checkpoints=0)
     if case.trained == case.plan.rounds:
         return timed(lambda: train(stay, start, case.plan, keep=keep), device)[1], "timed"
     once = dataclasses.replace(case.plan, rounds=1, epochs=1)
-    train(stay, start, once, keep=keep)
+    if size < LARGE:
+        train(stay, start, once, keep=keep)
     _, seconds = timed(lambda: train(stay, start, once, keep=keep), device)
     times = case.plan.rounds * case.plan.epochs
     return seconds * times, f"extrapolated from one epoch of one round, times {times}"
@@ -198,16 +211,18 @@ def retraining(case: Case, engine: LocalEngine, start: Snapshot, device: str) ->
 
 def measured(case: Case, device: str, repeats: int) -> dict[str, Any]:
     """All numbers of a case."""
-    made, start = federation(case, device)
+    made, start, size = federation(case, device)
     engine = made()
     epochs = case.plan.epochs if case.trained == case.plan.rounds else 1
-    plan = dataclasses.replace(case.plan, rounds=case.trained, epochs=epochs)
+    plan = dataclasses.replace(case.plan, rounds=case.trained if size < LARGE else 1, epochs=epochs)
     state = train(engine, start, plan, keep=Keep(checkpoints=0))
-    against, how = retraining(case, engine, start, device)
+    against, how = retraining(case, engine, start, device, size)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     del engine
-    requests = [timed(lambda: _request(made(), state), device) for _ in range(1 + repeats)]
+    requests = [timed(lambda: _request(made(), state), device)]
+    again = min(repeats, max(2, int(PATIENCE / requests[0][1])))
+    requests += [timed(lambda: _request(made(), state), device) for _ in range(again)]
     outcome = requests[-1][0]
     seconds = [took for _, took in requests]
     peak = torch.cuda.max_memory_allocated() / 1e9 if device != "cpu" else None
@@ -267,13 +282,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="models and data of next to nothing, to see that it runs")
-    parser.add_argument("--only", default="", help="models whose name begins so")
+    parser.add_argument("--only", action="append", default=[], help="models whose name begins so; may be repeated")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/scaling/results.json"))
     asked = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
     for label, case in cases(tiny=asked.tiny).items():
-        if not label.startswith(asked.only):
+        if asked.only and not label.startswith(tuple(asked.only)):
             continue
         started = time.perf_counter()
         try:

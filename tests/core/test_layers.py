@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from core.dense_curvature import DOUBLE, curvature_of, dense, gauss_newton, labelled, seeded
-from expunge.core import eigen, factors
+from expunge.core import eigen, factored, factors
 from expunge.core.batch import Batch
 from expunge.core.eigen import bases
 from expunge.core.factors import kronecker_factors
 from expunge.core.kronecker import KroneckerCurvature
+from expunge.core.layers import rows_of
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
 
@@ -133,7 +134,7 @@ def test_the_diagonal_of_a_norm_is_exact_in_expectation_and_takes_whole_chunks(n
     exact = gauss_newton_of_trained(model, inputs).diagonal()
     sizes = passes(model)
     found = dense(curvature_of(model, inputs.repeat(500, *[1] * len(shape)), CrossEntropy()), len(exact)).diagonal()
-    assert sizes == [*factors.PROBES, *[factors.CHUNK] * 8]
+    assert sizes == [*factored.PROBES, *[factors.CHUNK] * 8]
     assert float((found - exact).norm() / exact.norm()) < 0.06
 
 
@@ -252,6 +253,18 @@ def test_wide_layers_are_taken_by_their_strongest_directions_and_it_is_said(monk
     vector = torch.randn(Layout.of(model).size, generator=seeded(2), dtype=DOUBLE)
     for function in (lambda e, _: e, lambda e, _: 1 / (1 + 100 * e)):
         assert torch.allclose(coarse.apply(function, vector), exact.apply(function, vector), rtol=1e-6, atol=1e-9)
+        for own in (coarse, exact, coarse.stiffer(3.0)):
+            assert own.along(vector)(function) == pytest.approx(float(vector @ own.apply(function, vector)), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.Conv1d])
+def test_patches_are_those_of_torch(kind) -> None:
+    for more in ({"padding": 1}, {"stride": 2, "bias": False}, {"dilation": 2, "padding": 3, "stride": 3}):
+        layer, sides = kind(3, 5, 3, **more), (11, 12) if kind is nn.Conv2d else (12,)
+        inputs = torch.randn(4, 3, *sides, generator=seeded())
+        weight = torch.cat([layer.weight.flatten(1), *([] if layer.bias is None else [layer.bias[:, None]])], dim=1)
+        made = layer(inputs).movedim(1, -1).reshape(-1, 5)
+        torch.testing.assert_close(rows_of(layer, inputs) @ weight.T, made, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("limit", "diagonals"), [("WIDEST", {"0": "", "2": "o"}), ("NUMBERS", {"0": "", "2": "o"})])
@@ -259,7 +272,7 @@ def test_sides_that_are_too_long_are_diagonals_and_it_is_said(monkeypatch, limit
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 40)).double().eval()
     inputs = torch.randn(5, 3, generator=seeded(), dtype=DOUBLE)
     whole = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
-    monkeypatch.setattr(factors, limit, {"WIDEST": 39, "NUMBERS": 100}[limit])
+    monkeypatch.setattr(factored, limit, {"WIDEST": 39, "NUMBERS": 100}[limit])
     found = kronecker_factors(model, Snapshot.of(model), labelled(inputs), CrossEntropy())
     assert {block.name: block.diagonal for block in found.blocks} == diagonals
     layout = Layout.of(model)
@@ -380,8 +393,8 @@ def test_what_all_samples_share_in_another_way_is_estimated() -> None:
 
 
 def _counted(passes, add):
-    def counted(self, batch, *given, **more):
-        passes.append(len(batch))
-        return add(self, batch, *given, **more)
+    def counted(self, parts, loss):
+        passes.append(sum(len(part.batch) for part in parts))
+        return add(self, parts, loss)
 
     return counted

@@ -94,6 +94,20 @@ class Batch:
         return tensor.dim() > 0 and len(tensor) == self.size
 
 
+def alike(one: Batch, other: Batch) -> bool:
+    """Whether two batches may be one: plain ones, of samples of one shape and type.
+
+    Example:
+        >>> pairs = [Batch.of(torch.ones(2, width), torch.ones(2)) for width in (3, 3, 4)]
+        >>> alike(pairs[0], pairs[1]), alike(pairs[0], pairs[2])
+        (True, False)
+    """
+    own, others = one.pair, other.pair
+    if own is None or others is None:
+        return False
+    return all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in zip(own, others, strict=True))
+
+
 def joined(batches: Sequence[Batch]) -> Batch:
     """Plain batches as one.
 

@@ -32,6 +32,7 @@ Kind = Literal["ggn", "hessian"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Reduction = Literal["mean", "sum"]
 Product = Callable[[Tensor], Tensor]
+_Chunk = tuple[Batch, Tensor | None]
 
 _STATEFUL_WHILE_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -62,6 +63,7 @@ class Curvature:
         loss: the mean loss, with L2.
         kind: ``ggn`` or ``hessian``.
         reduction: ``mean``, or ``sum``, which is n times the mean, L2 term included (it belongs to every sample).
+        weights: what each sample's loss is multiplied with in the place of 1/n.
         chunk_size: samples differentiated together; the last chunk may be smaller, each counts by its size.
         budget_bytes: how much may be kept between products; chunks beyond it are rebuilt at each product.
         forward: how the model is run, where calling it is not enough.
@@ -84,6 +86,7 @@ class Curvature:
         *,
         kind: Kind = "ggn",
         reduction: Reduction = "mean",
+        weights: Tensor | None = None,
         chunk_size: int = 128,
         budget_bytes: int = 2 << 30,
         forward: Forward | None = None,
@@ -99,7 +102,7 @@ class Curvature:
         require_evaluation_mode(model)
         batch = aligned(model, batch, forward)
         self.count = len(batch)
-        self._amount = amount(loss, batch.targets, len(batch))
+        self._amount = amount(loss, batch.targets, len(batch)) if weights is None else 1.0
         if not self._amount > 0:
             raise DataError("Curvature needs at least one label that counts.")
         self._scale = 1.0 if reduction == "mean" else float(self.count)
@@ -108,7 +111,9 @@ class Curvature:
         self._layout = Layout.of(model)
         self._kind = kind
         self._linearise = self._linearise_ggn if kind == "ggn" else self._linearise_hessian
-        self._chunks = batch.split(chunk_size)
+        chunks = batch.split(chunk_size)
+        own = [None] * len(chunks) if weights is None else torch.split(weights.to(snapshot.parameters), chunk_size)
+        self._chunks: list[_Chunk] = list(zip(chunks, own, strict=True))
         self._kept: list[Product] = []
         self._keep_within(budget_bytes)
 
@@ -118,7 +123,7 @@ class Curvature:
             raise RequestError(f"The curvature takes vectors of length {self.size}, not {tuple(vector.shape)}.")
         total = torch.zeros_like(vector)
         for number, chunk in enumerate(self._chunks):
-            product = self._kept[number] if number < len(self._kept) else self._linearise(chunk)
+            product = self._kept[number] if number < len(self._kept) else self._linearise(*chunk)
             total += product(vector)
         return self._scale * (total / self._amount + self._loss.l2 * vector)
 
@@ -129,15 +134,15 @@ class Curvature:
 
     def _keep_within(self, budget_bytes: int) -> None:
         """Keep as many chunks' graphs as the budget holds, by the measured size of the first and largest."""
-        held = (*self._chunks[0].tensors(), self._snapshot.parameters, *self._snapshot.buffers.values())
-        meter = _SavedBytes((*held, *self._model.parameters()))
+        held = (*self._chunks[0][0].tensors(), self._snapshot.parameters, *self._snapshot.buffers.values())
+        meter = SavedBytes((*held, *self._model.parameters()))
         with meter:
-            first = self._linearise(self._chunks[0])
+            first = self._linearise(*self._chunks[0])
         # Beside what autograd saves, each chunk's product keeps a first derivative of the parameters' size.
         derivative = self._snapshot.parameters.numel() * self._snapshot.parameters.element_size()
         affordable = budget_bytes // (meter.total + derivative)
         if affordable >= 1:
-            self._kept = [first, *(self._linearise(chunk) for chunk in self._chunks[1:affordable])]
+            self._kept = [first, *(self._linearise(*chunk) for chunk in self._chunks[1:affordable])]
 
     def _outputs(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs at the snapshot and the leaf tensors with respect to which they can be differentiated."""
@@ -150,9 +155,10 @@ class Curvature:
             outputs = run(self._model, batch, self._forward, tensors=tensors, twice=True)
         return outputs, tuple(leaves.values())
 
-    def _linearise_hessian(self, batch: Batch) -> Product:
+    def _linearise_hessian(self, batch: Batch, weights: Tensor | None) -> Product:
         outputs, leaves = self._outputs(batch)
-        summed = self._loss.per_sample(outputs, batch.targets).sum()
+        losses = self._loss.per_sample(outputs, batch.targets)
+        summed = losses.sum() if weights is None else torch.dot(losses, weights.to(losses))
         gradient = torch.autograd.grad(summed, leaves, create_graph=True, materialize_grads=True)
 
         def product(vector: Tensor) -> Tensor:
@@ -172,7 +178,7 @@ class Curvature:
 
         return product
 
-    def _linearise_ggn(self, batch: Batch) -> Product:
+    def _linearise_ggn(self, batch: Batch, weights: Tensor | None) -> Product:
         outputs, leaves = self._outputs(batch)
         # J'u is linear in u, so differentiating it once more, in u, gives J v: forward mode out of two reverses.
         probe = torch.zeros_like(outputs, requires_grad=True)
@@ -184,13 +190,15 @@ class Curvature:
             used = [(p, part) for p, part in zip(pulled, parts, strict=True) if p.requires_grad]
             (pushed,) = torch.autograd.grad([p for p, _ in used], probe, [part for _, part in used], retain_graph=True)
             curved = self._loss.output_hessian_product(at_outputs, batch.targets, pushed)
+            if weights is not None:
+                curved = curved * weights.to(curved).view(-1, *[1] * (curved.dim() - 1))
             back = torch.autograd.grad(outputs, leaves, curved, retain_graph=True, materialize_grads=True)
             return torch.cat([b.reshape(-1) for b in back])
 
         return product
 
 
-class _SavedBytes:
+class SavedBytes:
     """Counts the bytes that autograd saves while it is open; a storage saved twice counts once.
 
     Storages that are held anyway (the data, the parameters) do not count: a chunk is a view of all the data.

@@ -64,6 +64,18 @@ class Basis:
         rest = columns[..., -1:].expand(*columns.shape[:-1], self.side)
         return torch.cat([columns[..., :-1], rest], dim=-1)
 
+    def gathered(self, columns: Tensor) -> Tensor:
+        """One column for each value out of one for each coordinate: those that share a value are summed.
+
+        Example:
+            >>> Basis(torch.ones(1, 2), torch.eye(3)[:, :1], 3).gathered(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
+            tensor([[1., 9.]])
+        """
+        if not self.is_partial:
+            return columns
+        count = self.values.shape[1] - 1
+        return torch.cat([columns[..., :count], columns[..., count:].sum(dim=-1, keepdim=True)], dim=-1)
+
 
 def diagonal_basis(values: Sequence[Tensor]) -> Basis:
     """Of a side whose factors are diagonals.

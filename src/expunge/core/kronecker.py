@@ -26,7 +26,7 @@ their mean. Both are said (``notes``).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -174,21 +174,25 @@ class KroneckerCurvature:
             >>> KroneckerCurvature(factors, layout).apply(lambda e, names: e, torch.tensor([1.0, 1.0]))
             tensor([8., 2.])
         """
-        if vector.dim() == 1:
-            return self.apply(function, vector[None])[0]
-        parts = self._layout.unflatten_rows(vector)
-        spectra: list[Spectrum] = []
-        spectra += [(self.stiffness * base.eigenvalues + self._l2, base.block.parameters) for base in self._bases]
-        spectra += [(self.stiffness * diagonal + self._l2, (name,)) for name, diagonal in self._diagonal.items()]
-        factors = iter(_told(function, spectra))
+        return self.applying(function, vector)(vector)
+
+    def applying(self, function: Filter, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """``v -> f(G) v`` for many vectors of the type of this one: the function is looked at once."""
+        told = [factor.to(like) for factor in _told(function, self._spectra())]
+        for number, (_, of_inputs, of_outputs, _) in enumerate(self._bases):
+            told[number] = of_outputs.spread(of_inputs.spread(told[number]).mT).mT
+
+        def applied(vector: Tensor) -> Tensor:
+            return self._applied(told, vector[None])[0] if vector.dim() == 1 else self._applied(told, vector)
+
+        return applied
+
+    def _applied(self, told: Sequence[Tensor], vector: Tensor) -> Tensor:
+        """What each layer's coordinates are multiplied with is told."""
+        parts, factors = self._layout.unflatten_rows(vector), iter(told)
         found: dict[str, Tensor] = {}
         for block, of_inputs, of_outputs, _ in self._bases:
-            names = block.parameters
-            weight = parts[names[0]].flatten(2)
-            matrix = weight.mT if block.transposed else weight
-            if block.bias:
-                matrix = torch.cat([matrix, parts[names[1]][..., None]], dim=2)
-            factor = of_outputs.spread(of_inputs.spread(next(factors).to(matrix)).mT).mT
+            names, matrix, factor = block.parameters, _matrix(block, parts), next(factors)
             matrix = of_outputs.analysed(of_inputs.analysed(matrix).mT).mT * factor
             matrix = of_inputs.composed(of_outputs.composed(matrix.mT).mT)
             weight = matrix[..., :-1] if block.bias else matrix
@@ -196,9 +200,36 @@ class KroneckerCurvature:
             if block.bias:
                 found[names[1]] = matrix[..., -1]
         for name in self._diagonal:
-            factor = next(factors).to(vector)
+            factor = next(factors)
             found[name] = parts[name].flatten(1) * factor.reshape(*factor.shape[:-1], -1)
         return torch.cat([found[name].reshape(len(vector), -1) for name, _ in self._layout.shapes], dim=1)
+
+    def _spectra(self) -> list[Spectrum]:
+        found: list[Spectrum] = []
+        found += [(self.stiffness * base.eigenvalues + self._l2, base.block.parameters) for base in self._bases]
+        found += [(self.stiffness * diagonal + self._l2, (name,)) for name, diagonal in self._diagonal.items()]
+        return found
+
+    def along(self, vector: Tensor) -> Callable[[Filter], float]:
+        """``f -> v' f(G) v``, for many f of one vector: it is taken apart once.
+
+        Example:
+            >>> factors = Factors(torch.tensor([4.0, 0.0, 1.0, 2.0, 0.0]), (Block("", 2, 1, False),))
+            >>> layout = Layout.of(torch.nn.Linear(2, 1, bias=False))
+            >>> KroneckerCurvature(factors, layout).along(torch.tensor([1.0, 1.0]))(lambda e, names: e)
+            10.0
+        """
+        parts, squares = self._layout.unflatten_rows(vector[None]), list[Tensor]()
+        for block, of_inputs, of_outputs, _ in self._bases:
+            matrix = of_outputs.analysed(of_inputs.analysed(_matrix(block, parts)).mT).mT[0].double().square()
+            squares.append(of_outputs.gathered(of_inputs.gathered(matrix).T).T)
+        squares += [parts[name].double().square().flatten() for name in self._diagonal]
+        spectra, weights = self._spectra(), torch.cat([own.flatten() for own in squares])
+
+        def quadratic(function: Filter) -> float:
+            return float(weights @ torch.cat([own.flatten() for own in _told(function, spectra)]).to(weights))
+
+        return quadratic
 
     def coupling(self, vector: Tensor, product: Tensor) -> float:
         """By how much the layers curve together along a vector, given the exact product with it; 1 is as one by one.
@@ -249,7 +280,15 @@ class KroneckerCurvature:
 
     def quadratic(self, vector: Tensor) -> float:
         """``v' G v``."""
-        return float(vector @ self.apply(lambda values, _: values, vector))
+        return self.along(vector)(lambda values, _: values)
+
+
+def _matrix(block: Block, parts: Mapping[str, Tensor]) -> Tensor:
+    """A layer's parts of several vectors as matrices, outputs by inputs; the bias is the last column."""
+    names = block.parameters
+    weight = parts[names[0]].flatten(2)
+    matrix = weight.mT if block.transposed else weight
+    return torch.cat([matrix, parts[names[1]][..., None]], dim=2) if block.bias else matrix
 
 
 def _told(function: Filter, spectra: list[Spectrum]) -> list[Tensor]:

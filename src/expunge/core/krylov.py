@@ -312,23 +312,24 @@ class _Way:
 
     def step(self, image: Tensor, *, last: bool) -> None:
         """One more, given the product with the newest vector of the basis."""
-        known, length = self._basis[: self._count], _norm(image)
-        self._scale = max(self._scale, length)
+        known = self._basis[: self._count]
+        inside, rest = known @ image, image
+        for _ in range(2):
+            rest = rest - known.T @ (known @ rest)
+        norms = [torch.linalg.vector_norm(own) for own in (image, inside[:-2], rest)]
+        whole, earlier, length, own = torch.stack([*norms, inside[-1]]).tolist()  # one wait for all four
+        self._scale = max(self._scale, whole)
         rounding = 100 * torch.finfo(image.dtype).eps * self._scale
-        inside = known @ image
-        if _norm(inside[:-2]) > max(ASYMMETRIC * length, 10 * rounding):
+        if earlier > max(ASYMMETRIC * whole, 10 * rounding):
             raise NumericalError(
                 "Products do not belong to one symmetric matrix: somebody replied something else than was asked for."
             )
-        self._diagonal.append(float(inside[-1]))
-        for _ in range(2):
-            image = image - known.T @ (known @ image)
-        length = _norm(image)
+        self._diagonal.append(own)
         # Rounding leaves this much of an image that lies inside the space: then the space is invariant.
         self.ended = last or length <= rounding
         if not self.ended:
             self._off_diagonal.append(length)
-            self._basis[self._count] = image / length
+            self._basis[self._count] = rest / length
             self._count += 1
 
     def found(self) -> Tridiagonal:

@@ -65,18 +65,35 @@ def is_over_tokens(layer: Any, inputs: Tensor, count: int) -> bool:
 def rows_of(layer: Any, inputs: Tensor) -> Tensor:
     """One row for each sample and position: what the weights are multiplied with, 1 appended where there is a bias."""
     if isinstance(layer, nn.Conv2d | nn.Conv1d):
-        flat = isinstance(layer, nn.Conv1d)
-        kernel, dilation, padding, stride = (
-            (1, *part) if flat else part
-            for part in (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-            if not isinstance(part, str)
-        )
-        padding = (0, *padding[1:]) if flat else padding
-        patches = F.unfold(inputs.unsqueeze(2) if flat else inputs, kernel, dilation, padding, stride)
-        rows = patches.transpose(1, 2).reshape(-1, patches.shape[1])
-    else:
-        rows = inputs.reshape(-1, inputs.shape[-1])
+        return _patches(layer, inputs)
+    rows = inputs.reshape(-1, inputs.shape[-1])
     return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1) if layer.bias is not None else rows
+
+
+def _patches(layer: Any, inputs: Tensor) -> Tensor:
+    """The rows of a convolution, kept column by column: one copy, along which positions lie side by side.
+
+    Not by F.unfold, which on a GPU launches a kernel for every sample.
+    """
+    flat = isinstance(layer, nn.Conv1d)
+    images = inputs.unsqueeze(2) if flat else inputs
+    kernel, dilation, stride = ((1, *p) if flat else p for p in (layer.kernel_size, layer.dilation, layer.stride))
+    around = (0, *layer.padding) if flat else layer.padding
+    images = F.pad(images, (around[1], around[1], around[0], around[0])).contiguous()
+    count, channels, *sides = images.shape
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    places = [(side - own) // s + 1 for side, own, s in zip(sides, reach, stride, strict=True)]
+    by_sample, by_channel, down, right = images.stride()
+    views = images.as_strided(
+        (channels, *kernel, count, *places),
+        (by_channel, dilation[0] * down, dilation[1] * right, by_sample, stride[0] * down, stride[1] * right),
+        images.storage_offset(),
+    )
+    size = channels * kernel[0] * kernel[1]
+    columns = images.new_empty(size + (layer.bias is not None), count * places[0] * places[1])
+    columns[:size].view(views.shape).copy_(views)
+    columns[size:] = 1.0
+    return columns.T
 
 
 def counts_of(layer: nn.Embedding, tokens: Tensor) -> Tensor:

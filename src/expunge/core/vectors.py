@@ -137,6 +137,21 @@ def weighted_sum(vectors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     return total
 
 
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether nothing in them is NaN or infinite: looked at together, for a device to be waited for once.
+
+    Example:
+        >>> all_finite([torch.ones(2), torch.arange(3)]), all_finite([torch.ones(2), torch.tensor(float("nan"))])
+        (True, False)
+    """
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            alike.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach().reshape(-1))
+    joined = (own[0] if len(own) == 1 else torch.cat(own) for own in alike.values())
+    return all(bool(torch.isfinite(own).all()) for own in joined)
+
+
 def tensors_digest(named: Iterable[tuple[str, Tensor]], text: str = "") -> str:
     """SHA-256 of a text and of named tensors: their names, types, shapes and bytes, in this order.
 
@@ -186,9 +201,10 @@ class Snapshot:
 
     def require_finite(self) -> None:
         """Raise ModelError where a parameter or buffer is NaN or infinite."""
-        for name, tensor in {"parameters": self.parameters, **self.buffers}.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise ModelError(f"The model has a NaN or infinite value in its {name}: load a sound checkpoint.")
+        own = {"parameters": self.parameters, **self.buffers}
+        if not all_finite(own.values()):
+            name = next(name for name, tensor in own.items() if not all_finite([tensor]))
+            raise ModelError(f"The model has a NaN or infinite value in its {name}: load a sound checkpoint.")
 
     def moved(self, parameters: Tensor) -> Snapshot:
         """The same buffers with other parameters."""
@@ -227,8 +243,7 @@ class Snapshot:
                 "The snapshot's parameters and buffers are not the model's: it is of another architecture."
             )
         with torch.no_grad():
-            for name, tensor in own.items():
-                theirs[names[name]].copy_(tensor)
+            torch._foreach_copy_([theirs[names[name]] for name in own], list(own.values()))
 
     def is_same(self, other: Snapshot) -> bool:
         """Whether it is the same model; quicker than digests where both are at hand.

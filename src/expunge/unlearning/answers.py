@@ -145,9 +145,10 @@ def _asked(stay: Retained, state: ServerState, response: Response) -> tuple[Trai
 
 def _explaining(curvature: KroneckerCurvature, response: Response, way: Tensor, left: float, steps: float) -> float:
     """The stiffness that explains how much is left, between the least and the most, by halving its logarithm."""
+    along = curvature.along(way)
 
     def kept(tried: float) -> float:
-        return float(way @ curvature.apply(Contraction(response, steps, tried), way))
+        return along(Contraction(response, steps, tried))
 
     low, high = math.log(LEAST), math.log(MOST)
     for _ in range(14):

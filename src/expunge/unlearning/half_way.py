@@ -119,9 +119,10 @@ def half_way(
     """
     middle = model.moved(model.parameters - PLACE * first)
     product = stay.looking_at(samples(stay.samples, trained, len(pull.vectors))).product(middle)
+    factors = curvature.applying(lambda values, _: values, pull.vectors)
 
     def shrunk(rows: Tensor) -> Tensor:
-        return (1 - SHRUNK) * product(rows) + SHRUNK * curvature.apply(lambda values, _: values, rows)
+        return (1 - SHRUNK) * product(rows) + SHRUNK * factors(rows)
 
     found = ByProducts.of(shrunk, pull.vectors, PRODUCTS)
     found.require_curvature()

@@ -92,9 +92,8 @@ def strip_return(update: Tensor, towards: Tensor) -> Tensor:
         tensor([-1.,  1.])
     """
     length = torch.dot(towards, towards)
-    if length == 0:
-        return update
-    return update - torch.dot(update, towards).clamp(min=0.0) / length * towards
+    back = torch.dot(update, towards).clamp(min=0.0)
+    return update - torch.where(length > 0, back / length, 0.0) * towards  # not by an if, for which a GPU is waited for
 
 
 def without_return(replies: Mapping[str, Trained], remembers: Snapshot, model: Snapshot) -> dict[str, Trained]:

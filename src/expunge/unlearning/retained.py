@@ -214,7 +214,8 @@ def has_statistics(model: Snapshot) -> bool:
 
 def _checked(replies: dict[str, Sum]) -> dict[str, Sum]:
     """The same: what is not a number before any step is refused where others have numbers."""
-    broken = [name for name, reply in replies.items() if not math.isfinite(reply.total[0])]
+    before = torch.stack([reply.total[0] for reply in replies.values()]).tolist()  # one wait for all
+    broken = [name for name, loss in zip(replies, before, strict=True) if not math.isfinite(loss)]
     if 0 < len(broken) < len(replies):
         raise NumericalError(
             f"Client {broken[0]!r} replied a loss that is NaN or infinite: the model is left as it was."

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -125,8 +125,12 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         curvature, answer = curvature.stiffer(max(stiffness, 1.0)), min(stiffness, 1.0)
         reach = 1.0 + _further(state, pull, ready.parties) if curvature.layers > 1 else 1.0
         filters = _steps(pull, options.filter, options.damping, answer)
-        made = {kind: partial(_scaled, reach, step, curvature.apply) for kind, step in filters.items()}
-        exact, said = _half_way(ready, pull, curvature, options, reach)
+        made: dict[str, Callable[[], Tensor]] = {
+            kind: partial(_scaled, reach, step, curvature.apply) for kind, step in filters.items()
+        }
+        first = cache(partial(pull.left, curvature.apply))  # looked at for its length, and then mostly taken
+        made |= {"response": lambda: reach * first()} if "response" in made else {}
+        exact, said = _half_way(ready, pull, curvature, options, reach, first)
         if exact is not None:
             made = {HALF_WAY: partial(pull.left, exact.apply), **made}
         steps = Lazily(made)
@@ -199,7 +203,12 @@ def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) ->
 
 
 def _half_way(
-    ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions, reach: float
+    ready: _Ready,
+    pull: Pull,
+    curvature: KroneckerCurvature,
+    options: RetraceOptions,
+    reach: float,
+    first: Callable[[], Tensor],
 ) -> tuple[ByProducts | None, tuple[str, ...]]:
     """Exact curvature half way, where a network's step is long, its clients have one rate and the server FedAvg.
 
@@ -211,13 +220,12 @@ def _half_way(
     # Batch-norm statistics of the middle are nobody's; over tokens the exact curvature along the pull is asked for.
     if not options.may_look_half_way or curvature.layers < 2 or curvature.over_tokens or has_statistics(state.model):
         return None, ()
-    first = pull.left(curvature.apply)
-    ended = [state.model.moved(state.model.parameters - times * first) for times in (reach, 1.0)]
+    ended = [state.model.moved(state.model.parameters - times * first()) for times in (reach, 1.0)]
     if not is_long(state.model, ended[0], options.long_step_ratio) or is_long(state.model, ended[1], FARTHEST):
         return None, ()
     trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
     try:
-        return half_way(ready.stay, state.model, pull, curvature, first, trained), ()
+        return half_way(ready.stay, state.model, pull, curvature, first(), trained), ()
     except NumericalError as problem:
         return None, (f"Curvature half way was not used, and the step is one by factors alone: {problem}",)
 

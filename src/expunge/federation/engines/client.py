@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial, singledispatchmethod
 from typing import Any
 
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from expunge.core.batch import Batch, Forward, aligned, run
 from expunge.core.curvature import Curvature, Kind
-from expunge.core.factors import kronecker_factors
+from expunge.core.factored import samples_at_once
+from expunge.core.factors import Share, summed_factors
+from expunge.core.kronecker import Factors
 from expunge.core.krylov import conjugate_gradient
-from expunge.core.losses import Loss, amount, objective
+from expunge.core.losses import Loss, amount
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
 from expunge.federation.engines.local_data import LocalData
@@ -41,6 +43,9 @@ from expunge.federation.messages.tasks import (
     Train,
     Trained,
 )
+
+CURVED = 128
+"""Samples of a curvature operator that are differentiated together on a CPU."""
 
 BATCHES_AT_ONCE = 16
 """Training batches that are looked up together."""
@@ -84,6 +89,11 @@ class Client:
         self._forward = forward
         self._layout = Layout.of(model)
         self._curvature: tuple[object, Curvature] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """What it works with."""
+        return self._model
 
     def perform(self, task: Task) -> Reply:
         """Do one task."""
@@ -217,9 +227,8 @@ class Client:
     @_perform.register
     def _(self, task: CurvatureFactors) -> Sum:
         count = len(self.data.available(task.exclude))
-        batch = self._take(self._drawn(task.draw, task.exclude))
-        self._model.eval()
-        factors = kronecker_factors(self._model, task.model, batch, self._loss, seed=task.seed, forward=self._forward)
+        batch = self.shown(task.draw, task.exclude)
+        factors = self.factors_of(task.model, [Share(batch, task.seed)])
         return Sum(factors.values * count, count, float(len(batch)), factors.blocks)
 
     @_perform.register
@@ -254,9 +263,10 @@ class Client:
         for norm in norms:
             norm.train()
             norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over all batches
         with torch.no_grad():
-            for batch in self._batches(chosen, task.batch_size):
+            for number, batch in enumerate(self._batches(chosen, task.batch_size), 1):
+                for norm in norms:
+                    norm.momentum = 1 / number  # a plain mean; told None, torch would count on the device and wait
                 run(self._model, self._take(batch), self._forward)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
@@ -313,18 +323,44 @@ class Client:
 
     def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
         """Gradient of the mean loss, L2 included, over the chosen samples."""
-        self._model.eval()
-        leaf = model.parameters.detach().requires_grad_()
         total, counted = torch.zeros_like(model.parameters), 0.0
         for part in torch.split(chosen, CHUNK):
             batch = self._take(part)
-            value = objective(self._loss, self._outputs(model, leaf, batch, twice=True), batch.targets, leaf)
-            counts = amount(self._loss, batch.targets, len(batch))
-            total, counted = total + torch.autograd.grad(value, leaf)[0] * counts, counted + counts
-        total = total / self.required(counted)
+            total, counted = total + self.summed_gradient(model, batch), counted + self.amount(batch)
+        total = total / self.required(counted) + self.l2 * model.parameters
         if not bool(torch.isfinite(total).all()):
             raise NumericalError("A gradient is NaN or infinite: check the model and the data.")
         return total
+
+    def summed_gradient(self, model: Snapshot, batch: Batch, weights: Tensor | None = None) -> Tensor:
+        """The sum of the samples' gradients, each times its weight, without the L2 term."""
+        self._model.eval()
+        leaf = model.parameters.detach().requires_grad_()
+        losses = self._loss.per_sample(self._outputs(model, leaf, batch, twice=True), batch.targets)
+        total = losses.sum() if weights is None else torch.dot(losses, weights.to(losses))
+        return torch.autograd.grad(total, leaf)[0]
+
+    def factors_of(self, model: Snapshot, shares: Sequence[Share]) -> Factors:
+        """The sum of the Kronecker factors of these samples."""
+        self._model.eval()
+        return summed_factors(self._model, model, shares, self._loss, forward=self._forward)
+
+    def curvature_of(
+        self, model: Snapshot, kind: Kind, batch: Batch, budget_bytes: int, weights: Tensor | None = None
+    ) -> Curvature:
+        """The curvature operator of these samples: of their mean loss, or of one with these weights."""
+        self._model.eval()
+        return Curvature(
+            self._model,
+            model,
+            batch,
+            self._loss,
+            kind=kind,
+            weights=weights,
+            chunk_size=samples_at_once(self._model, budget_bytes) if model.parameters.is_cuda else CURVED,
+            budget_bytes=budget_bytes,
+            forward=self._forward,
+        )
 
     @property
     def l2(self) -> float:
@@ -334,6 +370,15 @@ class Client:
     def count(self, exclude: Indices) -> int:
         """How many samples it has but these."""
         return len(self.data.available(exclude))
+
+    def looks_at(self, task: Gradient | CurvatureProduct | CurvatureFactors) -> int:
+        """How many samples a task takes."""
+        left = self.count(task.exclude)
+        return left if task.draw is None else min(left, task.draw.size)
+
+    def shown(self, draw: Draw | None, exclude: Indices) -> Batch:
+        """The samples that are drawn."""
+        return self._take(self._drawn(draw, exclude))
 
     def looked_at(self, task: Losses, size: int) -> Iterator[Batch]:
         """The samples whose losses are asked for, so many at a time."""
@@ -370,16 +415,7 @@ class Client:
         self._model.eval()  # also for a kept operator: chunks beyond its budget are rebuilt from the model
         if self._curvature is None or self._curvature[0] != key:
             self._curvature = None  # free the old graphs before building new ones
-            curvature = Curvature(
-                self._model,
-                model,
-                self._take(self._drawn(draw, exclude)),
-                self._loss,
-                kind=kind,
-                budget_bytes=self._budget_bytes,
-                forward=self._forward,
-            )
-            self._curvature = (key, curvature)
+            self._curvature = (key, self.curvature_of(model, kind, self.shown(draw, exclude), self._budget_bytes))
         return self._curvature[1]
 
 

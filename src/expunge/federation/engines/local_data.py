@@ -47,6 +47,7 @@ class LocalData:
     def __init__(self, source: Data, name: str, collate: Collate | None = None) -> None:
         self.name = name
         self._samples = opened(source, self._who, collate)
+        self._available: tuple[tuple[int, ...], Tensor] | None = None  # as last asked for
         if isinstance(self._samples, Batch):
             self._require_finite(self._samples)
         if len(self) == 0:
@@ -96,10 +97,14 @@ class LocalData:
 
     def available(self, exclude: Sequence[int] = ()) -> Tensor:
         """Indices of all samples but the excluded ones, where the samples are: no transfer for every batch."""
-        keep = torch.ones(len(self), dtype=torch.bool)
-        keep[self.checked(exclude)] = False
-        indices = keep.nonzero().squeeze(1)
-        return indices.to(next(self._samples.tensors()).device) if isinstance(self._samples, Batch) else indices
+        asked = tuple(exclude)
+        if self._available is None or self._available[0] != asked:
+            keep = torch.ones(len(self), dtype=torch.bool)
+            keep[self.checked(asked)] = False
+            found = keep.nonzero().squeeze(1)
+            found = found.to(next(self._samples.tensors()).device) if isinstance(self._samples, Batch) else found
+            self._available = (asked, found)
+        return self._available[1]
 
     def checked(self, indices: Sequence[int]) -> Tensor:
         """The indices as a tensor, refused where one is not this client's."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from expunge.core.batch import Batch, joined
+from expunge.core.batch import Batch, alike, joined
+from expunge.core.factored import samples_at_once
 from expunge.core.vectors import Snapshot
 from expunge.federation.messages.tasks import FORWARD_COST, Indices, Losses, Sum
 
@@ -21,6 +22,10 @@ Part = tuple[str, Batch]
 
 class Looking(Protocol):
     """What a client tells of its samples."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What it works with."""
 
     @property
     def l2(self) -> float:
@@ -62,7 +67,10 @@ def losses_of(clients: Mapping[str, Looking], tasks: Mapping[str, Losses]) -> di
     """
     anyone, task = clients[next(iter(tasks))], next(iter(tasks.values()))
     theta = task.model.parameters
-    limit = MANY if theta.is_cuda and theta.numel() <= SMALL_MODEL else CHUNK
+    limit = CHUNK
+    if theta.is_cuda:  # of a large frozen model few parameters are trained, so its own memory counts, too
+        limit = MANY if theta.numel() <= SMALL_MODEL else CHUNK
+        limit = min(limit, samples_at_once(anyone.model, unknown=limit))
     totals = {name: theta.new_zeros(len(task.lengths)) for name in tasks}
     counted, seen = dict.fromkeys(tasks, 0.0), dict.fromkeys(tasks, 0)
     parts = ((name, part) for name, own in tasks.items() for part in clients[name].looked_at(own, limit))
@@ -94,17 +102,9 @@ def _merged(parts: Iterable[Part], limit: int) -> Iterator[list[Part]]:
     """Parts one after another in groups that fit together, of at most so many samples unless one alone has more."""
     group: list[Part] = []
     for name, part in parts:
-        if group and (sum(len(own) for _, own in group) + len(part) > limit or not _alike(group[0][1], part)):
+        if group and (sum(len(own) for _, own in group) + len(part) > limit or not alike(group[0][1], part)):
             yield group
             group = []
         group.append((name, part))
     if group:
         yield group
-
-
-def _alike(one: Batch, other: Batch) -> bool:
-    """Whether two batches may be one: plain ones, of samples of one shape and type."""
-    own, others = one.pair, other.pair
-    if own is None or others is None:
-        return False
-    return all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in zip(own, others, strict=True))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from expunge.core.vectors import all_finite
 from expunge.errors import NumericalError
 from expunge.federation.messages.tasks import (
     Buffers,
@@ -54,15 +55,16 @@ def require_sound(who: str, task: Task, reply: Reply, samples: int) -> None:
         reply: what came.
         samples: how many samples have to stand behind it.
     """
-    for found, like, shape in _parts(who, task, reply):
+    parts = list(_parts(who, task, reply))
+    for found, like, shape in parts:
         if found.dtype != like.dtype or (shape is not None and found.shape != shape):
             wanted = "" if shape is None else f" of shape {tuple(shape)}"
             raise NumericalError(
                 f"{who} replied {found.dtype} of shape {tuple(found.shape)} where {like.dtype}{wanted} was asked for: "
                 "does it run the same model?"
             )
-        if not isinstance(task, Losses) and not bool(torch.isfinite(found).all()):
-            raise NumericalError(f"{who} replied a NaN or infinite value: let it check its data; nothing was changed.")
+    if not isinstance(task, Losses) and not all_finite(found for found, _, _ in parts):
+        raise NumericalError(f"{who} replied a NaN or infinite value: let it check its data; nothing was changed.")
     if not (math.isfinite(reply.sample_gradients) and reply.sample_gradients >= 0):
         raise NumericalError(
             f"{who} says that it spent {reply.sample_gradients} sample-gradients: let it check its clock."

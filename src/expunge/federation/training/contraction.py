@@ -54,7 +54,9 @@ class Contractions:
                 place = number, rows.setdefault((work.learning_rate, *moments[number]), len(rows))
                 shares = found.setdefault(work.steps, {})
                 shares[place] = shares.get(place, 0.0) + work.share / each.total
-        self._shares = {steps: _dense(found[steps], (len(rounds), len(rows))) for steps in sorted(found)}
+        self._steps = tuple(sorted(found))
+        dense = [_dense(found[steps], (len(rounds), len(rows))) for steps in self._steps]
+        self._shares = torch.stack(dense) if dense else torch.zeros(0, len(rounds), 0, dtype=torch.float64)
         self._idle = torch.tensor([[float(not each.total > 0)] for each in rounds], dtype=torch.float64)
         numbers = torch.tensor(list(rows), dtype=torch.float64).reshape(len(rows), 1 + len(groups))
         self._rates, self._moments = numbers[:, :1], numbers.T[1:, :, None]
@@ -71,42 +73,44 @@ class Contractions:
 
     def slopes(self) -> Tensor:
         """``(c_t(0) - c_t(e)) / e`` at a small e, by group and round: how far a round goes."""
-        fastest = self._rates * max(self._shares, default=0.0)
+        fastest = self._rates * max(self._steps, default=0.0)
         scale = torch.where(self._moments > 0, self._moments, 1.0)
         small = SMALL * scale / torch.where(fastest > 0, fastest, 1.0)
         ends = self._lefts(torch.cat([torch.zeros_like(small), small], dim=2))
-        slopes = ((steps, (x[..., :1] - x[..., 1:]) / small) for steps, x in ends)
+        slopes = ((x[..., :1] - x[..., 1:]) / small for x in ends)
         return self._added(small.new_zeros(*self._size, 1), slopes)[..., 0]
 
-    def _lefts(self, curvature: Tensor) -> Iterator[tuple[float, Tensor]]:
+    def _lefts(self, curvature: Tensor) -> Iterator[Tensor]:
         """What is left after each number of steps that somebody made, by group, row and curvature."""
         if not self.rows:
             return
         rates, moments = self._rates.to(curvature), self._moments.to(curvature)
         if isinstance(self._rule, BatchedRule):
-            yield from zip(self._shares, self._rule.lefts(curvature, rates, tuple(self._shares), moments), strict=True)
+            yield from self._rule.lefts(curvature, rates, self._steps, moments)
             return
         curvature = curvature.expand(len(curvature), self.rows, curvature.shape[2])
-        for steps in self._shares:  # a rule of the user's own takes numbers
+        for steps in self._steps:  # a rule of the user's own takes numbers
             rows = [
                 self._rule.left(curvature[group, row], float(rates[row]), steps, float(moments[group, row]))
                 for group in range(len(curvature))
                 for row in range(self.rows)
             ]
-            yield steps, torch.stack(rows).to(curvature).view_as(curvature)
+            yield torch.stack(rows).to(curvature).view_as(curvature)
 
-    def _added(self, mean: Tensor, lefts: Iterable[tuple[float, Tensor]]) -> Tensor:
+    def _added(self, mean: Tensor, lefts: Iterable[Tensor]) -> Tensor:
         """With what each row has after so many steps, times what it counts in each round."""
-        for steps, left in lefts:
-            mean += self._shares[steps].to(mean) @ left
+        for share, left in zip(self._shares.to(mean), lefts, strict=True):
+            mean = torch.baddbmm(mean, share.expand(len(mean), *share.shape), left)
         return mean
 
 
 def _dense(shares: dict[tuple[int, int], float], size: tuple[int, int]) -> Tensor:
-    found = torch.zeros(size, dtype=torch.float64)
-    for place, share in shares.items():
-        found[place] = share
-    return found
+    """A table of them; written as a list, since a tensor takes long over single numbers."""
+    rows, columns = size
+    found = [0.0] * (rows * columns)
+    for (row, column), share in shares.items():
+        found[row * columns + column] = share
+    return torch.tensor(found, dtype=torch.float64).view(size)
 
 
 def _moments(

@@ -255,7 +255,7 @@ class FedAvg:
 
     def apply(self, moved: Tensor, momentum: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """The displacement and the momentum after a round whose mean update changed so."""
-        return moved + self.learning_rate * change, momentum
+        return torch.add(moved, change, alpha=self.learning_rate), momentum
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,13 @@ def run(
 
 def powers(shrunk: Tensor, steps: Sequence[float]) -> Iterator[Tensor]:
     """``(1 - z)^s``; part of a step is that part of the way to the next. Where steps blow up, nothing is left."""
+    base, blown = 1 - shrunk, shrunk > 2
     for wanted in steps:
         whole = math.floor(wanted)
-        kept = (1 - shrunk) ** whole * (1 - (wanted - whole) * shrunk)
-        yield torch.where(shrunk > 2, 0.0, kept)
+        kept = base**whole
+        if wanted != whole:
+            kept = kept * (1 - (wanted - whole) * shrunk)
+        yield torch.where(blown, 0.0, kept)
 
 
 def pulled_back(gradient: Tensor, x: Tensor, proximal_mu: float) -> Tensor:

@@ -12,7 +12,8 @@ slow devices and absent clients are in it, and no case has a formula of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +32,9 @@ GRID = 1024
 
 DECADES = 14
 """How far below the largest curvature the grid reaches; what is smaller is nearly flat."""
+
+TOGETHER = 1 << 24
+"""At most so many curvatures of several groups are interpolated together, unless one group has more."""
 
 CELLS = {"cpu": 1 << 16, "cuda": 1 << 22}
 """So many numbers run side by side: as many as a core's cache holds, or a GPU takes at once."""
@@ -119,14 +123,12 @@ class Response:
         for start in range(0, len(spectra), at_once):
             some = spectra[start : start + at_once]
             flat = [curvature.double().reshape(-1) for curvature, _ in some]
-            places = [own if own.numel() <= GRID else _grid(own) for own in flat]
-            both = self._run(torch.nn.utils.rnn.pad_sequence(places, batch_first=True), pulls, [own for _, own in some])
-            for (curvature, _), own, grid, *values in zip(some, flat, places, *both, strict=True):
-                if grid is not own:
-                    values = _between(grid, values, own)
-                shape = (len(pulls), *curvature.shape)
-                moved, momentum = (each[:, : own.numel()].to(curvature).view(shape) for each in values)
-                found.append((moved, momentum))
+            places = _places(flat)
+            moved, momentum = self._run(places, pulls, [names for _, names in some])
+            helds = _between(momentum, places, flat) if isinstance(self._server, FedAvgM) else momentum[..., :1]
+            for (like, _), left, held in zip(some, _between(moved, places, flat), helds, strict=True):
+                shape = (len(pulls), *like.shape)
+                found.append((left.to(like).view(shape), held.to(like).expand(-1, like.numel()).view(shape)))
         return found
 
     @property
@@ -137,7 +139,14 @@ class Response:
         return rule
 
     def _contractions(self, groups: Sequence[Sequence[str]]) -> Contractions:
-        return Contractions(self.recipe.client, self.rounds, self.layout, groups)
+        asked = tuple(map(tuple, groups))
+        if asked not in self._made:
+            self._made[asked] = Contractions(self.recipe.client, self.rounds, self.layout, asked)
+        return self._made[asked]
+
+    @cached_property
+    def _made(self) -> dict[tuple[tuple[str, ...], ...], Contractions]:
+        return {}
 
     def _run(self, curvature: Tensor, pulls: Tensor, groups: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
         """What is left in the model and in the momentum, by group, pull and curvature."""
@@ -151,17 +160,50 @@ class Response:
         return moved, momentum
 
 
-def _grid(curvature: Tensor) -> Tensor:
-    """0, and curvatures up to the largest, evenly by their logarithm."""
-    powers = torch.linspace(-DECADES, 0, GRID - 1, dtype=torch.float64, device=curvature.device)
-    return torch.cat([curvature.new_zeros(1), curvature.max().clamp(min=1e-300) * 10.0**powers])
+def _places(curvatures: Sequence[Tensor]) -> Tensor:
+    """For which curvatures the training is run, a row for each group: its own, or where they are many, a grid.
+
+    That is 0, and curvatures up to the largest, evenly by their logarithm.
+    """
+    first = curvatures[0]
+    powers = 10.0 ** torch.linspace(-DECADES, 0, GRID - 1, dtype=torch.float64, device=first.device)
+    grid = torch.cat([first.new_zeros(1), powers])
+    rows = [own if len(own) <= GRID else own.max().clamp(min=1e-300) * grid for own in curvatures]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def _between(grid: Tensor, values: Sequence[Tensor], curvature: Tensor) -> list[Tensor]:
-    """Values on the grid (rows), interpolated by the logarithm of the curvature; below the grid, by itself."""
-    at = torch.searchsorted(grid, curvature.clamp(min=0.0).contiguous()).clamp(1, len(grid) - 1)
-    low, high = grid[at - 1], grid[at]
-    flat = (curvature - low) / (high - low)
-    steep = torch.log(curvature.clamp(min=1e-300) / low.clamp(min=1e-300)) / torch.log(high / low.clamp(min=1e-300))
-    part = torch.where(low > 0, steep, flat).clamp(0.0, 1.0)
-    return [torch.lerp(own[:, at - 1], own[:, at], part) for own in values]
+def _between(values: Tensor, places: Tensor, curvatures: Sequence[Tensor]) -> list[Tensor]:
+    """Of each group a row for each pull: values at its places, or where these are a grid, between them.
+
+    They are interpolated by the logarithm of the curvature; below the grid, by itself.
+    """
+    found = [own[:, : len(curvature)] for own, curvature in zip(values, curvatures, strict=True)]
+    table, by_decade = values.transpose(0, 1).flatten(1), (GRID - 2) / (DECADES * math.log(10.0))
+    for some in _together([number for number, own in enumerate(curvatures) if len(own) > GRID], curvatures):
+        sizes = [len(curvatures[number]) for number in some]
+        above = torch.cat([curvatures[number] / places[number, 1] for number in some])
+        place = torch.where(above > 1, 1 + by_decade * above.log(), above).clamp_(0, GRID - 1)
+        at = place.long().clamp_(max=GRID - 2)
+        part = place - at
+        if len(some) > 1:
+            first = torch.tensor([GRID * number for number in some], device=at.device)
+            at += first.repeat_interleave(torch.tensor(sizes, device=at.device), output_size=len(at))
+        else:
+            at += GRID * some[0]
+        told = torch.lerp(table[:, at], table[:, at + 1], part)
+        for number, own in zip(some, torch.split(told, sizes, dim=1), strict=True):
+            found[number] = own
+    return found
+
+
+def _together(numbers: Sequence[int], curvatures: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Groups one after another, as many as have few enough curvatures."""
+    some, count = list[int](), 0
+    for number in numbers:
+        if some and count + len(curvatures[number]) > TOGETHER:
+            yield some
+            some, count = [], 0
+        some.append(number)
+        count += len(curvatures[number])
+    if some:
+        yield some

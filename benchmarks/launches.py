@@ -3,7 +3,7 @@
 A small network on a GPU waits for launches and synchronisations, not for arithmetic, so their number is what its clock
 shows. The paper's CNN is trained on few samples, while the memory records as many steps as 6000 samples a client take.
 
-Usage: python benchmarks/kernels.py [--training adam] [--long] [--samples 40]
+Usage: python benchmarks/launches.py [--training adam] [--long] [--samples 40]
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from expunge.core import kronecker, vectors
+from expunge.core import factored, kronecker, vectors
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
+from expunge.federation.engines import client, looking
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.engines.summing import Summing
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.fedavg import train
@@ -130,6 +132,9 @@ def federation(plan: TrainingPlan, samples: int) -> tuple[LocalEngine, ServerSta
         data[f"client-{number}"] = (inputs, labels)
     model = build("cnn", 1, 28, 10, seed=0)
     engine = LocalEngine(model, CrossEntropy(), data)
+    # As on a GPU: all clients in one pass, and passes as large as one's.
+    engine._summing = Summing(4 << 30)
+    factored.CHUNK = client.CURVED = looking.CHUNK = looking.MANY
     state = train(engine, Snapshot.of(model), replace(plan, learning_rate=5 * plan.learning_rate))
     assert state.memory is not None
     real = {name: 2 * math.ceil(150 * count / samples * 6000 / 9600) for name, count in engine.clients().items()}
