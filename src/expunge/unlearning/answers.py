@@ -84,10 +84,12 @@ class Answer:
     Attributes:
         stiffness: how many times as fast as the response tells they correct what it takes for worn down.
         beyond: whether what explains their answer lies at one of the bounds or beyond.
+        spread: the stiffness's variance over its mean's square, where it differs between directions.
     """
 
     stiffness: float
     beyond: bool = False
+    spread: float = 0.0
 
 
 def answered(stay: Retained, state: ServerState, pull: Pull, curvature: KroneckerCurvature) -> Answer:
