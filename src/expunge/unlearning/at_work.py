@@ -31,7 +31,7 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Adam
 from expunge.unlearning.answers import Answer
 from expunge.unlearning.estimate import LOUD
-from expunge.unlearning.retained import Retained, has_adapters
+from expunge.unlearning.retained import Retained
 
 MOST = 4.0
 """No more spread is believed: it was about 1 on adapters that had learnt by heart, and a single client can claim it."""
@@ -39,7 +39,9 @@ MOST = 4.0
 
 def is_at_work(state: ServerState) -> bool:
     """Whether curvature is looked at where those who stay train: that of adapters under Adam, by vectors."""
-    return state.memory is not None and isinstance(state.trained_by.client, Adam) and has_adapters(state.model)
+    layout = state.model.layout
+    adapted = layout is not None and layout.has_adapters
+    return adapted and state.memory is not None and isinstance(state.trained_by.client, Adam)
 
 
 def at_work(stay: Retained, memory: Memory) -> Retained:

@@ -7,7 +7,6 @@ import torch
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
 from expunge.unlearning.answers import Answer
-from expunge.unlearning.retained import has_adapters
 from expunge.unlearning.trust_region import Taken
 
 FAR = 0.25
@@ -39,7 +38,7 @@ def doubts(model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None
     """
     told = {
         ALONE: curvature.over_tokens and answer is None,
-        ADAPTERS: has_adapters(model),
+        ADAPTERS: model.layout is not None and model.layout.has_adapters,
         BEYOND: answer is not None and answer.beyond,
     }
     return tuple(sentence for sentence, holds in told.items() if holds)

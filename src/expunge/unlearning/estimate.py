@@ -14,7 +14,7 @@ from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.request import Parties
-from expunge.unlearning.retained import BATCH_SIZE, has_adapters, has_statistics
+from expunge.unlearning.retained import BATCH_SIZE, has_statistics
 
 ASKED, STEPS, SMALLER = 3, 48, 2
 """Of those who stay so many are asked how they answer under Adam, those with most samples; for so many steps at most,
@@ -100,7 +100,8 @@ class Size:
         rule, batch = state.trained_by.client, state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if isinstance(rule, Measured) else 0.0
         answers = 2.0 * min(ASKED * STEPS * max(1, batch // SMALLER), left)
-        asked = isinstance(rule, Adam) and not has_adapters(state.model)
+        adapted = state.model.layout is not None and state.model.layout.has_adapters
+        asked = isinstance(rule, Adam) and not adapted
         stretches = state.memory.stretches if state.memory is not None else 1
         one_rate = not (getattr(rule, "adaptive", False) or isinstance(rule, Measured))
         halved = one_rate and isinstance(state.trained_by.server, FedAvg) and not norm

@@ -221,11 +221,6 @@ def has_statistics(model: Snapshot) -> bool:
     return any("running_" in name for name in model.buffers)
 
 
-def has_adapters(model: Snapshot) -> bool:
-    """Whether its parameters are PEFT's low-rank adapters, as their names say."""
-    return model.layout is not None and any("lora_" in name for name, _ in model.layout.shapes)
-
-
 def _checked(replies: dict[str, Sum]) -> dict[str, Sum]:
     """The same: what is not a number before any step is refused where others have numbers."""
     broken = [name for name, reply in replies.items() if not math.isfinite(reply.total[0])]
