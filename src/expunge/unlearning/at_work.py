@@ -7,7 +7,7 @@ its way a client fits its own data, which then curves less. The middle stands fo
 
 which u's own vector tells, so nobody is asked for more. Beside a training from the same start without the leaver
 (adapters that had learnt by heart; docs/method.md) factors there told what those who stay answered within a tenth, and
-those at the mean nearly twice as much.
+those at the mean half as much again, or nearly twice as much.
 
 Factors also take directions for alike that are not: what a pull lost were the stiff ones among them, and what is left
 of it are the others. One exact product along the pull tells how stiff these are on average and how that is spread
