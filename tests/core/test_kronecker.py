@@ -179,6 +179,20 @@ def test_what_layers_curve_together_makes_all_of_it_stiffer_along_a_vector_and_n
     assert stiffer.stiffer(2.0).stiffness == 2 * stiffer.stiffness
 
 
+def test_curvature_that_is_unlike_where_factors_are_alike_has_their_ratios_variance_for_its_spread():
+    layout, l2 = Layout.of(nn.Linear(6, 1, bias=False)), 0.3
+    values = torch.cat([torch.eye(6, dtype=DOUBLE)[tuple(torch.triu_indices(6, 6))], torch.tensor([2.0, l2]).double()])
+    curvature = KroneckerCurvature(Factors(values, (Block("", 6, 1, False),)), layout)
+    ratios = torch.tensor([0.1, 0.5, 1.0, 3.0, 5.0, 0.9], dtype=DOUBLE)
+    turned = torch.linalg.qr(torch.randn(6, 6, generator=seeded(), dtype=DOUBLE)).Q  # the factors know no directions
+    exact = turned @ torch.diag(2.0 * ratios + l2) @ turned.T
+    vector = turned.sum(dim=1)
+    expected = float(ratios.var(correction=0) / ratios.mean() ** 2)
+    assert curvature.spread(vector, exact @ vector) == pytest.approx(expected)
+    assert curvature.spread(vector, (3.0 * 2.0 + l2) * vector) == pytest.approx(0.0, abs=1e-12)
+    assert curvature.spread(vector, l2 * vector) == curvature.spread(0.0 * vector, 0.0 * vector) == 0.0
+
+
 @pytest.mark.parametrize(("network", "share"), [(nn.LSTM(4, 3), 1.0), (nn.Linear(4, 3), 0.0)])
 def test_matrices_without_factors_are_told(network, share):
     layout = Layout.of(network)

@@ -241,6 +241,27 @@ class KroneckerCurvature:
         apart, together = self.quadratic(vector) - own, float(vector @ product) - own
         return max(1.0, together / apart if apart > 0 else 1.0)
 
+    def spread(self, vector: Tensor, product: Tensor) -> float:
+        """By how much more than the factors tell the exact curvature along a vector is spread; 0 is as they tell.
+
+        Where curvature is k times that of the factors, and k differs between directions that these take for alike, it
+        is the variance of k over its mean's square, by the second moment that the product has: ``|Gv|^2 = v'G^2 v``.
+
+        Example:
+            >>> factors = Factors(torch.tensor([1.0, 0.0, 1.0, 2.0, 0.0]), (Block("", 2, 1, False),))
+            >>> curvature = KroneckerCurvature(factors, Layout.of(torch.nn.Linear(2, 1, bias=False)))
+            >>> vector = torch.tensor([1.0, 1.0])
+            >>> [curvature.spread(vector, torch.tensor(product)) for product in ([6.0, 6.0], [4.0, 0.0])]
+            [0.0, 1.0]
+        """
+        own = self._l2 * vector
+        apart, together = self.apply(lambda values, _: values, vector) - own, product - own
+        first, least = float(vector @ together), float(apart @ apart)
+        if not (first > 0 and least > 0):
+            return 0.0
+        mean = first / float(vector @ apart)
+        return max(0.0, float(together @ together) / (least * mean**2) - 1.0)
+
     def stiffer(self, times: float) -> KroneckerCurvature:
         """The same with so many times the curvature; what L2 adds stays."""
         other = copy.copy(self)

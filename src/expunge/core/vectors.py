@@ -87,6 +87,11 @@ class Layout:
         """Length d of the flat vector."""
         return sum(shape.numel() for _, shape in self.shapes)
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether low-rank adapters are among them, as PEFT names them."""
+        return any("lora_" in name for name, _ in self.shapes)
+
     def like(self, model: nn.Module) -> Tensor:
         """An empty vector of the type, and on the device, of a model's own."""
         own = dict(model.named_parameters())

@@ -32,14 +32,13 @@ def doubts(model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None
     """Of the model and of how those who stay answer.
 
     Args:
-        model: whose parameters are PEFT's low-rank adapters where their names say so.
+        model: before the step.
         curvature: of those who stay.
         answer: how many times that they have, as they were asked or as an exact product says; None if neither.
     """
-    adapters = model.layout is not None and any("lora_" in name for name, _ in model.layout.shapes)
     told = {
         ALONE: curvature.over_tokens and answer is None,
-        ADAPTERS: adapters,
+        ADAPTERS: model.layout is not None and model.layout.has_adapters,
         BEYOND: answer is not None and answer.beyond,
     }
     return tuple(sentence for sentence, holds in told.items() if holds)

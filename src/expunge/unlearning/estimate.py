@@ -58,7 +58,8 @@ class Size:
         checkpoints: how many there are.
         vectors: whether vectors were kept of everything that is to be forgotten.
         measured: sample-gradients of measuring how an optimiser answers, where that may have to be done.
-        asked: whether those who stay may be asked how stiff they are, after which one filter more is tried.
+        asked: whether those who stay may be asked how stiff they are, after which one filter more is tried; of adapters
+            an exact product tells it.
         rows: vectors of the pull, whose products are asked for apart.
         half_way: whether curvature may be looked at half way.
         pull: how long the recorded pull's vectors are together, beside the model itself; no step by them is longer.
@@ -99,7 +100,9 @@ class Size:
         rule, batch = state.trained_by.client, state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         measured = 2.0 * epochs_of(state.schedule, parties.counts) * left if isinstance(rule, Measured) else 0.0
         answers = 2.0 * min(ASKED * STEPS * max(1, batch // SMALLER), left)
-        asked, stretches = isinstance(rule, Adam), state.memory.stretches if state.memory is not None else 1
+        adapted = state.model.layout is not None and state.model.layout.has_adapters
+        asked = isinstance(rule, Adam) and not adapted
+        stretches = state.memory.stretches if state.memory is not None else 1
         one_rate = not (getattr(rule, "adaptive", False) or isinstance(rule, Measured))
         halved = one_rate and isinstance(state.trained_by.server, FedAvg) and not norm
         asking, pull = answers if asked else measured, _pull(state, parties) if kept else math.inf

@@ -5,6 +5,9 @@
 
 A gentler one takes those who stay for faster at correcting: ``answered`` of a curvature several times as large.
 
+Where curvature differs between directions that its factors take for alike, more is left of a pull than their mean tells
+(what is left is convex in the curvature): ``answered`` is then the mean over a gamma distribution of curvatures.
+
 They are functions of the curvature alone: core/kronecker.py and core/krylov.py apply any of them to a vector. Under
 plain SGD, plain averaging and a pull that comes evenly, `answered` is ``(1 - c^T) / (T (1 - c))``, ``c = (1 - eta
 e)^steps``, close to the one-segment form of SOURCE (Bae et al. 2024).
@@ -15,11 +18,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from expunge.core.kronecker import Filter, Spectrum
 from expunge.errors import RequestError
 from expunge.federation.training.response import Response
+
+NODES = 12
+"""Of a quadrature over how stiff those who stay may be."""
+
+SLIGHT = 1e-3
+"""A spread that is none."""
 
 
 def damped(damping: float | None, response: Response | None = None) -> Filter:
@@ -49,12 +59,14 @@ class Answered:
     Attributes:
         response: of the training.
         spreads: how each pull came over the rounds.
-        stiffer: curvature is taken for so many times larger.
+        stiffer: curvature is taken for so many times larger, on average,
+        spread: with this variance, over the square of that average.
     """
 
     response: Response
     spreads: Tensor
     stiffer: float = 1.0
+    spread: float = 0.0
 
     def __call__(self, curvature: Tensor, names: Sequence[str]) -> Tensor:
         """For one layer."""
@@ -62,8 +74,29 @@ class Answered:
 
     def at_once(self, spectra: Sequence[Spectrum]) -> list[Tensor]:
         """For all layers, whose recursions run side by side."""
-        stiffer = [(self.stiffer * curvature, names) for curvature, names in spectra]
-        return [left for left, _ in self.response.lefts(stiffer, self.spreads)]
+        found = list[Tensor]()
+        for factor, weight in gamma_nodes(self.spread):
+            stiffer = [(self.stiffer * factor * curvature, names) for curvature, names in spectra]
+            lefts = [weight * left for left, _ in self.response.lefts(stiffer, self.spreads)]
+            found = [one + other for one, other in zip(found, lefts, strict=True)] if found else lefts
+        return found
+
+
+def gamma_nodes(spread: float) -> list[tuple[float, float]]:
+    """Numbers and weights that stand for a gamma distribution of mean 1 and this variance (Gauss-Laguerre).
+
+    Example:
+        >>> nodes = gamma_nodes(0.5)
+        >>> [round(sum(weight * number**power for number, weight in nodes), 9) for power in range(4)]
+        [1.0, 1.0, 1.5, 3.0]
+    """
+    if spread <= SLIGHT:
+        return [(1.0, 1.0)]
+    number, shape = torch.arange(NODES, dtype=torch.float64), 1.0 / spread
+    beside = (number[1:] * (number[1:] + shape - 1.0)).sqrt()
+    matrix = torch.diag(2.0 * number + shape) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    return list(zip((spread * values).tolist(), vectors[0].square().tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,9 +75,9 @@ class Pull:
 
         return self.left(flat)
 
-    def left(self, apply: Apply, stiffer: float = 1.0) -> Tensor:
-        """What is left of it in the model at the end."""
-        return apply(Answered(*self._known, stiffer), self.vectors).sum(dim=0)
+    def left(self, apply: Apply, stiffer: float = 1.0, spread: float = 0.0) -> Tensor:
+        """What is left of it in the model at the end, where curvature is so many times larger, spread like this."""
+        return apply(Answered(*self._known, stiffer, spread), self.vectors).sum(dim=0)
 
     def held(self, apply: Apply) -> Tensor:
         """What is left of it in the server's momentum."""

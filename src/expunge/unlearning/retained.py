@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -50,6 +50,7 @@ class Retained:
         samples: how many of their samples are drawn where a draw is enough; None is all.
         seed: of the draws.
         batch_size: of batch-norm statistics: the training's.
+        drifts: how far from the model each is where its curvature is looked at (at_work.py); else at the model itself.
     """
 
     engine: Engine
@@ -58,6 +59,7 @@ class Retained:
     samples: int | None = None
     seed: int = 0
     batch_size: int = BATCH_SIZE
+    drifts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -103,7 +105,8 @@ class Retained:
         def product(vector: Tensor) -> Tensor:
             rows = vector if vector.dim() == 2 else vector[None]
             tasks = {
-                name: CurvatureProduct(model, rows, kind, draws[name], gone) for name, gone in self.clients.items()
+                name: CurvatureProduct(self._worked_on(name, model), rows, kind, draws[name], gone)
+                for name, gone in self.clients.items()
             }
             return ask_mean(self.engine, tasks).view_as(vector)
 
@@ -113,7 +116,9 @@ class Retained:
         """The Gauss-Newton matrix over the draws as K-FAC has it, layer by layer: one message."""
         draws = self.draws()
         tasks = {
-            name: CurvatureFactors(model, derived_seed(self.seed, "targets", name), draws[name], gone)
+            name: CurvatureFactors(
+                self._worked_on(name, model), derived_seed(self.seed, "targets", name), draws[name], gone
+            )
             for name, gone in self.clients.items()
         }
         return KroneckerCurvature(ask_factors(self.engine, tasks), model.layers())
@@ -194,6 +199,10 @@ class Retained:
         if draws is not None:
             tasks = {name: replace(tasks[name], draw=draw) for name, draw in draws.items()}
         return ask_each(self.engine, tasks, Trained)
+
+    def _worked_on(self, name: str, model: Snapshot) -> Snapshot:
+        drift = self.drifts.get(name)
+        return model if drift is None else model.moved(model.parameters + drift.to(model.parameters))
 
     def _told(self, model: Snapshot, step: Tensor, lengths: tuple[float, ...]) -> dict[str, Sum]:
         """Each one's sum of losses at each length."""

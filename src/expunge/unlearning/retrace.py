@@ -34,6 +34,7 @@ from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.unlearning.answers import Answer, answered
+from expunge.unlearning.at_work import at_work, is_at_work, told
 from expunge.unlearning.doubts import doubts, far
 from expunge.unlearning.estimate import FURTHER, LOUD
 from expunge.unlearning.filters import damped
@@ -116,6 +117,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         options: filter, trust region, what follows.
     """
     ready = _ready(engine, state, request, options)
+    if state.memory is not None and is_at_work(state):
+        ready = replace(ready, stay=at_work(ready.stay, state.memory))
     with measured(engine) as cost:
         pull = ready.pull(engine)
         curvature = ready.stay.factors(state.model)
@@ -124,11 +127,12 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         stiffness = found.stiffness if found is not None else 1.0
         curvature, answer = curvature.stiffer(max(stiffness, 1.0)), min(stiffness, 1.0)
         reach = 1.0 + _further(state, pull, ready.parties) if curvature.layers > 1 else 1.0
-        filters = _steps(pull, options.filter, options.damping, answer)
+        spread = found.spread if found is not None else 0.0
+        filters = _steps(pull, options.filter, options.damping, answer, spread)
         made: dict[str, Callable[[], Tensor]] = {
             kind: partial(_scaled, reach, step, curvature.apply) for kind, step in filters.items()
         }
-        first = cache(partial(pull.left, curvature.apply))  # looked at for its length, and then mostly taken
+        first = cache(partial(pull.left, curvature.apply, spread=spread))  # looked at for its length, then mostly taken
         made |= {"response": lambda: reach * first()} if "response" in made else {}
         exact, said = _half_way(ready, pull, curvature, options, reach, first)
         if exact is not None:
@@ -190,16 +194,16 @@ def _expected(steps: Mapping[str, Tensor], kind: str, curvature: KroneckerCurvat
     return curvature.quadratic(steps[kind]) / 2
 
 
-def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0) -> dict[str, Step]:
+def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0, spread: float = 0.0) -> dict[str, Step]:
     """What is subtracted at length 1, by the filter's name, the sharper first; refused before anybody is asked."""
     if kind == "damped" or (kind == "auto" and (pull.response is None or damping is not None)):
         left = damped(damping, pull.response)
         return {"damped": lambda apply: apply(left, pull.total)}
     if pull.response is None:
         raise RequestError("The training's response needs its learning rate, local steps and rounds.")
-    sharper: dict[str, Step] = {"answered": lambda apply: pull.left(apply, answer)} if answer < 1 else {}
-    gentler: dict[str, Step] = {GENTLE: lambda apply: pull.left(apply, STIFFER)} if kind == "auto" else {}
-    return {**sharper, "response": pull.left, **gentler}
+    wanted = {"answered": answer} if answer < 1 else {}
+    wanted |= {"response": 1.0, **({GENTLE: STIFFER} if kind == "auto" else {})}
+    return {name: partial(pull.left, stiffer=stiffer, spread=spread) for name, stiffer in wanted.items()}
 
 
 def _half_way(
@@ -232,11 +236,13 @@ def _half_way(
 
 def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> Answer | None:
     """How many times the curvature of the layers one by one those who stay have: asked for, or by an exact product."""
+    state, adapted = ready.state, is_at_work(ready.state)
     factored = curvature.layers > 1 and curvature.without_factors < FEW
-    if options.coupled == "auto" and factored and _may_ask(ready, pull, options):
-        return answered(ready.stay, ready.state, pull, curvature)
-    if options.coupled is True or (options.coupled == "auto" and curvature.over_tokens):
-        return Answer(curvature.coupling(pull.total, ready.stay.product(ready.state.model)(pull.total)))
+    if options.coupled == "auto" and factored and not adapted and _may_ask(ready, pull, options):
+        return answered(ready.stay, state, pull, curvature)
+    if options.coupled is True or (options.coupled == "auto" and (curvature.over_tokens or adapted)):
+        product = ready.stay.product(state.model)(pull.total)
+        return told(curvature, pull.total, product) if adapted else Answer(curvature.coupling(pull.total, product))
     return None
 
 

@@ -64,9 +64,10 @@ class RetraceOptions(StepOptions):
             is filtered anew by exact curvature half way (half_way.py).
         round_lengths: how far a short round may be taken, from 0 on.
         coupled: how what layers do together is looked at: ``auto`` asks some of those who stay, under Adam, how they
-            answer a displaced model; else takes the exact curvature along the pull for models with layers over tokens
-            or steps, one message, and for others after a long step exact curvature half way, fifteen; ``True`` is
-            always the exact curvature along the pull alone, ``False`` nothing.
+            answer a displaced model, or of adapters takes the exact curvature along the pull with its spread; else it
+            takes the exact curvature along the pull for models with layers over tokens or steps, one message, and for
+            others after a long step exact curvature half way, fifteen; ``True`` is always the exact curvature along
+            the pull alone, ``False`` nothing.
     """
 
     source: SourceOption = "auto"

@@ -287,6 +287,18 @@ class Memory:
         usual = statistics.median(others) if others else 0.0
         return max(own) / usual if own and usual > 0 else 1.0
 
+    def drift(self, name: str) -> Tensor | None:
+        """How far a client led from the mean in a round, on average over its rounds (client drift); None if not kept.
+
+        Example:
+            >>> memory = Memory()
+            >>> memory.record({"ada": torch.tensor([1.0]), "bob": torch.tensor([3.0])}, weights={"ada": 1, "bob": 1})
+            >>> memory.drift("ada")
+            tensor([-1.])
+        """
+        weight = sum(each.shares.get(name, 0.0) for each in self._kept)
+        return self.vectors[name] / weight if weight > 0 and name in self.vectors else None
+
     def without(self, names: Iterable[str]) -> Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
 
