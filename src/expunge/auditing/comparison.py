@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
-from scipy.stats import t as student
 
 from expunge.auditing.intervals import (
     LEVEL,
@@ -25,6 +24,7 @@ from expunge.auditing.intervals import (
 )
 from expunge.auditing.membership import FALSE_ALARMS, Attack, checked_weights, measure_attack, threshold
 from expunge.auditing.signals import Floats, Values, as_floats
+from expunge.auditing.student import value_beyond
 from expunge.errors import DataError
 
 
@@ -162,4 +162,4 @@ def _retrain_noise(values: Sequence[float], level: float) -> float:
     count = len(values)
     if count < 2:
         return 0.0
-    return float(student.isf((1 - level) / 2, count - 1)) * stdev(values) * math.sqrt(1 + 1 / count)
+    return value_beyond((1 - level) / 2, count - 1) * stdev(values) * math.sqrt(1 + 1 / count)

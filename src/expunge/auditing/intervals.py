@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import beta, norm
+from scipy.special import betaincinv, ndtri
 
 from expunge.auditing.signals import Floats
 from expunge.errors import RequestError
@@ -50,8 +50,8 @@ def clopper_pearson(successes: float, trials: float, level: float = LEVEL) -> In
     if not 0 <= successes <= trials or trials <= 0:
         raise RequestError(f"{successes} successes in {trials} trials are no rate.")
     tail = _tail(level)
-    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes > 0 else 0.0
-    high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes > 0 else 0.0
+    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
     return Interval(successes / trials, low, high)
 
 
@@ -73,7 +73,7 @@ def auc_interval(
     """
     if not 0 <= auc <= 1 or members <= 0 or others <= 0:
         raise RequestError(f"An AUC of {auc} from {members} members and {others} non-members has no interval.")
-    z, known = float(norm.isf(_tail(level))), _hanley_mcneil(auc, members, others)
+    z, known = -float(ndtri(_tail(level))), _hanley_mcneil(auc, members, others)
     usable = variance is not None and known > 0 and variance > 1e-9 * known and min(members, others) >= FEW
     factor = variance / known if usable and variance is not None else 1.0
 

@@ -26,9 +26,8 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Literal
 
-from scipy.stats import t as student
-
 from expunge.auditing.measures import Compared, Measure
+from expunge.auditing.student import value_beyond
 
 SHARE = 0.10
 """Of the trained model's deviation: no smaller margin is asked for."""
@@ -158,7 +157,7 @@ def _finding(one: Compared, deviations: dict[str, float], level: float, doubt: f
         margin = max(SHARE * deviation, SPREADS * spread)
         usable = 0 < margin <= USABLE * deviation  # where all models have one value there is nothing to tell
     off, error = excess(measure, one.value - mean), mean_error(one)
-    reach = float(student.isf(level, count - 1)) * error
-    beyond_doubt = float(student.isf(doubt / 2, count - 1)) * error
+    reach = value_beyond(level, count - 1) * error
+    beyond_doubt = value_beyond(doubt / 2, count - 1) * error
     outcome: Outcome = "within" if off + reach <= margin else "outside" if off - beyond_doubt > margin > 0 else "open"
     return Finding(measure, one.value, one.trained, mean, spread, margin, reach, deviation, usable, outcome, count)

@@ -16,9 +16,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
 from torch import Tensor
 
+from expunge.auditing.student import value_beyond
 from expunge.errors import DataError
 
 FEWEST = 3
@@ -56,7 +56,7 @@ class Hold:
         """How far one more placebo stays from their mean, on one side: a prediction bound (Student t)."""
         count = len(self.placebos)
         spread = torch.tensor(self.placebos, dtype=torch.float64).std().item()
-        return float(stats.t.ppf(1 - level, count - 1)) * spread * math.sqrt(1 + 1 / count)
+        return value_beyond(level, count - 1) * spread * math.sqrt(1 + 1 / count)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student
-
 from expunge.auditing.margins import LEVEL, Finding
+from expunge.auditing.student import chance_beyond, value_beyond
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def honest_passes(one: Finding) -> float:
     room, spread = one.margin - one.reach, one.spread * math.sqrt(1 + 1 / one.models)
     if spread == 0:
         return 1.0 if room >= 0 else 0.0
-    beyond = float(student.sf(room / spread, one.models - 1))
+    beyond = chance_beyond(room / spread, one.models - 1)
     return 1 - (2 * beyond if one.measure.side == "both" else beyond) if room >= 0 else 0.0
 
 
@@ -84,4 +83,4 @@ def models_needed(one: Finding, level: float = LEVEL, most: int = 50) -> int | N
 
 
 def _quantile(count: int, level: float) -> float:
-    return float(student.isf(level, count - 1))
+    return value_beyond(level, count - 1)

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy.stats import t as student
-
 from expunge.auditing.margins import SHARE
 from expunge.auditing.measures import Compared
+from expunge.auditing.student import chance_beyond
 
 FALSE_ALARMS = 0.02
 """The chance that an honest retrained model is named, at most, over all of them and all measures."""
@@ -76,7 +75,7 @@ def _worst(measures: Sequence[Compared]) -> tuple[int, str] | None:
     looked_at = [one for one in measures if one.measure.about_forgetting and one.measure.side == "both"]
     surprises = [(_surprise(one, place), place, one.measure.name) for one in looked_at for place in range(count)]
     most, place, name = max(surprises, default=(0.0, 0, ""))
-    chance = 2 * float(student.sf(most, count - 2))
+    chance = 2 * chance_beyond(most, count - 2)
     return (place, name) if chance < FALSE_ALARMS / (count * len(measures)) else None
 
 

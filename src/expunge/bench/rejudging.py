@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from expunge.auditing.measures import MEASURES, compared
+from expunge.auditing.measures import MEASURES, ON_THE_WAY, compared
 from expunge.auditing.verdict import Judgement, Verdict, judge
 from expunge.bench.measuring import FAILED
 from expunge.bench.results import Judged, Results, Row
@@ -59,7 +59,8 @@ def not_stored(results: Results) -> list[str]:
         >>> not_stored(Results("demo", {}, {}, [Row("trained", 0, forget_loss=1.0, kl_forget=0.1)], {}))
         ['forget_accuracy', 'mia_auc', 'distance', 'unseen_distance', 'kept_share', 'test_accuracy', 'test_loss']
     """
-    missing = [name for name in MEASURES if all(getattr(row, name) is None for row in results.rows)]
+    stored = [name for name in MEASURES if name not in ON_THE_WAY]  # what is asked on the way back never is
+    missing = [name for name in stored if all(getattr(row, name) is None for row in results.rows)]
     return [name for name in missing if "asr" not in missing or name not in OF_A_TRIGGER]
 
 
