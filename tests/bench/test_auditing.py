@@ -11,6 +11,7 @@ import expunge
 from expunge.auditing.functional import predict
 from expunge.auditing.membership import measure_attack
 from expunge.auditing.probes import probe_seed
+from expunge.bench import auditing
 from expunge.bench.auditing import audit, retrain_more, retrain_options, retrained_again
 from expunge.bench.evaluation import Evaluation
 from expunge.bench.run_folder import RunFolder
@@ -21,6 +22,7 @@ from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
+from expunge.unlearning.retrain import retrain
 
 SCENARIO = Scenario(
     model="softmax",
@@ -228,6 +230,23 @@ class TestRetraining:
         assert retrain_more(folder, REQUEST, federation, count=RETRAINS) == 0
         assert retrain_more(folder, REQUEST, federation, count=1) == 0
         assert folder.retrained(REQUEST) == RETRAINS
+
+    def test_some_more_begin_where_the_training_began(self, folder, federation, tmp_path, monkeypatch):
+        own = RunFolder.create(tmp_path / "own", federation, folder.trained(federation))
+        own.save(REQUEST, method("do-nothing")(own.engine(federation), own.trained(federation), REQUEST), federation)
+        monkeypatch.setattr(auditing, "from_own_start", lambda count: 3 if count > 2 else 0)
+        makes = [retrain_more(own, REQUEST, federation, count=count, workers=1) for count in (2, 3, 3)]
+        assert (makes, own.own_starts(REQUEST).count(True)) == ([2, 4, 0], 3)
+        asked = []
+        monkeypatch.setattr(auditing, "retrain", lambda *given: asked.append(given[-1]) or retrain(*given))
+        for number, begins in ((0, False), (0, True), (1, True)):
+            retrained_again(own, REQUEST, number, None, "cpu", own_start=begins)
+        first = federation.initial().digest
+        assert [each.start.digest == first for each in asked] == [False, True, True]
+        assert len({each.plan.seed for each in asked} | {SCENARIO.plan.seed}) == 4
+        found = audit(own, "without-client-1", federation).methods["do-nothing"]
+        assert (len(found.provenance.retrained), len(found.provenance.same_start)) == (3, 3)
+        assert {"back_share", "back_pull"} <= {one.measure.name for one in found.findings}
 
     def test_who_leaves_takes_no_part(self, folder, federation):
         """Another poisoned client's data would change the retrained model; the leaver's does not."""

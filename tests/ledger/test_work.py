@@ -1,6 +1,7 @@
 """From a request to a destroyed model: the gate, the rollback, tombstones, several at once, nothing left."""
 
 import base64
+import copy
 import dataclasses
 import json
 import os
@@ -12,13 +13,16 @@ from datetime import timedelta
 
 import pytest
 import torch
+from torch import nn
 
 from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.memory import Memory
-from expunge.ledger import desk
+from expunge.ledger import desk, judging
 from expunge.ledger.gate import opens
+from expunge.ledger.judging import Judge
 from expunge.ledger.making import Settings
 from expunge.ledger.watching import HIDDEN, plainly
+from expunge.unlearning.request import Request
 from ledger.places import FILE, QUICK, UNSEEN, Place
 from traces import Traces, remembering
 
@@ -53,6 +57,25 @@ def test_without_an_audit_or_a_reason_nothing_is_destroyed(place):
     place.work().run([number])
     assert place.ledger.case(number).erased
     assert kinds(place).count("forgotten") == 1, "the model that was made is used"
+
+
+def fresh(module):
+    """A copy with other weights."""
+    other = copy.deepcopy(module)
+    for part in other:
+        part.reset_parameters()
+    return other
+
+
+def test_an_audit_has_models_of_the_trainings_own_start_where_that_is_known(tmp_path, monkeypatch):
+    """A model that was trained elsewhere began somewhere else."""
+    wide = nn.Sequential(nn.Linear(6, 900), nn.Linear(900, 3))
+    federation = dataclasses.replace(Place(tmp_path / "place", UNSEEN).federation, model=lambda: fresh(wide))
+    judge = Judge(federation, Request.of("bob"), tmp_path, lambda *_: None)
+    monkeypatch.setattr(judging, "from_own_start", lambda count: 3)
+    trained, foreign = federation.trained(federation.plan.seed).model, federation.trained(77).model
+    assert [len(models) for models in judge._references(trained, 2)] == [2, 3]
+    assert [len(models) for models in judge._references(foreign, 2)] == [2, 0]
 
 
 def test_the_audit_decides(tmp_path):

@@ -18,6 +18,9 @@ from expunge.auditing.way_back import Back
 from expunge.core.vectors import Snapshot
 from expunge.errors import ModelError, RequestError
 
+NEARER = 0.9
+"""Weights of different starts are about equally far apart: what shares one is nearer than this part of it."""
+
 WORSE = 0.04
 """Accuracy that is lost half way between two models of different starts, at least."""
 
@@ -184,7 +187,7 @@ def shares_start(trained: Snapshot, own: Sequence[Snapshot], fresh: Sequence[Sna
         return float(torch.linalg.vector_norm(model.parameters - trained.parameters))
 
     furthest = max(map(apart, own), default=0.0)
-    return not fresh or furthest < median(map(apart, fresh))  # of the median: one of them may be spoiled
+    return not fresh or furthest < NEARER * median(map(apart, fresh))  # of the median: one of them may be spoiled
 
 
 def _mean(models: Sequence[Measured]) -> Tensor:

@@ -25,7 +25,11 @@ from expunge.cli.terminal import messages, output, tell_where
 def audit(
     run: RunArgument,
     retrains: Annotated[
-        int, typer.Option(help="Retrained models to compare with; missing ones are made first. 0 makes none.")
+        int,
+        typer.Option(
+            help="Retrained models to compare with; missing ones are made first. 0 makes none; from 10 on five more are"
+            " made from the training's own start, which tell mixtures."
+        ),
     ] = RETRAINS,
     nonce: Annotated[
         str | None,
