@@ -109,6 +109,15 @@ class TestOnARealNetwork:
         pull = log_odds(answers(FAR, trigger.stamp(inputs))) - log_odds(answers(FAR, inputs))
         assert measured.back.pull == pytest.approx(float(pull[:, trigger.target].mean()), rel=1e-4)
 
+    @pytest.mark.parametrize(("group", "name"), [("fresh", "retrained"), ("own", "same_start")])
+    def test_a_copy_of_either_kind_is_told(self, world, group, name):
+        """Those of one start are nearer to each other than fresh ones, which must not hide a copy of these."""
+        source = getattr(world, group)[1]
+        other = getattr(world, group)[2]
+        found = judged(world, source.towards(other, 0.02))
+        assert found.verdict is Verdict.UNDECIDED
+        assert f"{name}[1]" in found.reason
+
     def test_a_fresh_model_given_as_one_of_its_start_is_refused(self, world):
         wrong = replace_last(world, world.honest)
         with pytest.raises(RequestError, match=r"same_start\[4\] has not the trained model's start"):

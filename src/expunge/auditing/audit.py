@@ -141,7 +141,7 @@ def audit(
     if isinstance(after, Outcome):
         evidence.append(solver_evidence(after.details))
     judgement = drawn.judgement(second, first, others, asked.attempt)
-    trained, own, *references = models.values()
+    trained, own, *references = (module for name, module in models.items() if not name.startswith(OWN))
     looks = judged_later(drawn, _ways(later or {}, drawn), own, trained, references, judgement)
     return Panel(drawn, first, others).audit(second, judgement, asked, evidence, looks)
 

@@ -165,10 +165,13 @@ class Exam:
                 return Judgement(Verdict.UNDECIDED, short, attempt=attempt)
         if not measured.is_finite:
             return Judgement(Verdict.DAMAGED, "The model's outputs are not finite.", attempt=attempt)
-        source = copied(measured.logits, [other.logits for other in others])
-        if source is not None:
-            text = f"It repeats the answers of retrained[{source}], which says nothing of its own: compare with others."
-            return Judgement(Verdict.UNDECIDED, text, attempt=attempt)
+        for name, own in (("retrained", False), ("same_start", True)):  # those of one start are nearer to each other
+            source = copied(measured.logits, [other.logits for other in others if other.same_start is own])
+            if source is not None:
+                text = (
+                    f"It repeats the answers of {name}[{source}], which says nothing of its own: compare with others."
+                )
+                return Judgement(Verdict.UNDECIDED, text, attempt=attempt)
         asked = self.compared(measured, trained, others)
         found = judge(asked if since is None else since_first(asked, since.findings), attempt)
         if found.verdict is Verdict.EQUIVALENT and since is None and _is_out_of_the_way(measured, others):
