@@ -26,6 +26,7 @@ from expunge.bench.cells import (
     ContinuedCell,
     ForgottenCell,
     Kept,
+    RetrainedCell,
     ShardedCell,
     TrainedCell,
 )
@@ -142,6 +143,8 @@ def described(cell: Cell) -> dict[str, Any]:
         if cell.contender.budget_of is not None:
             parts["budget_of"] = described(dataclasses.replace(cell, contender=cell.contender.budget_of))
         parts["before"] = described(cell.before)
+    if isinstance(cell, RetrainedCell) and cell.same_batches:  # written as they always were
+        del parts["same_batches"]
     if isinstance(cell, ContinuedCell):
         parts["of"] = described(cell.of)
     if isinstance(cell, ShardedCell):
