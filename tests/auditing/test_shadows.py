@@ -9,6 +9,7 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -351,3 +352,22 @@ class TestShadowModelAttack:
             shadow_model_attack(logits, masks, labels[:4], logits[0], labels)
         with pytest.raises(DataError, match="NaN or infinite"):
             shadow_model_attack(logits * math.nan, masks, labels, logits[0], labels)
+
+
+class TestTheClassifier:
+    @pytest.mark.parametrize("apart", [0.0, 0.5, 30.0])
+    def test_it_is_at_the_minimum_that_another_solver_finds(self, apart):
+        """Members that cannot be told, that can, and that are wholly apart."""
+        chance = np.random.default_rng(0)
+        truth = np.arange(300) % 3 == 0
+        features = chance.normal(size=(300, 4)) + apart * truth[:, None]
+        rows = np.column_stack([(features - features.mean(axis=0)) / features.std(axis=0), np.ones(300)])
+        signs, weights = np.where(truth, 1.0, -1.0), 150 / np.where(truth, 100, 200)
+
+        def penalised(beta):
+            ridge = np.append(beta[:-1], 0.0)
+            return weights @ np.logaddexp(0.0, -signs * (rows @ beta)) + 0.5 * ridge @ ridge
+
+        other = minimize(penalised, np.zeros(5), method="BFGS", options={"gtol": 1e-8}).x
+        found = _classifier(features, truth)(features)
+        assert np.allclose(found, rows @ other, atol=1e-4)

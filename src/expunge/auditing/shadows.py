@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from scipy.special import expit
 from torch import Tensor
 
@@ -17,6 +16,12 @@ from expunge.auditing.signals import Booleans, Floats, Values, as_masks, modifie
 from expunge.errors import DataError, RequestError
 
 ENOUGH = 50  # members, and as many non-members, of a class that gets its own attack classifier
+
+NEWTON_STEPS, PRECISION = 100, 1e-12
+"""At most so many Newton steps, and none that promises to lower the value by a smaller part of itself."""
+
+LEAST_CURVATURE = 1e-9
+"""Of the intercept, which has no ridge, where a classifier is sure of every row."""
 
 
 def half_splits(shadows: int, samples: int, seed: int) -> Booleans:
@@ -114,8 +119,41 @@ def _classifier(features: Floats, truth: Booleans) -> Callable[[Floats], Floats]
         value = weights @ np.logaddexp(0.0, -margins) + 0.5 * ridge @ ridge
         return float(value), rows.T @ (-weights * signs * expit(-margins)) + ridge
 
-    beta = minimize(penalised, np.zeros(rows.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 1000}).x
+    def curvature(beta: Floats) -> Floats:
+        chances = expit(rows @ beta)
+        flat = np.full(len(beta), 1.0)
+        flat[-1] = LEAST_CURVATURE
+        return np.asarray((rows * (weights * chances * (1 - chances))[:, None]).T @ rows + np.diag(flat))
+
+    beta = newton_minimum(penalised, curvature, np.zeros(rows.shape[1]))
     return lambda queries: np.asarray((queries - mean) / spread @ beta[:-1] + beta[-1], dtype=np.float64)
+
+
+def newton_minimum(
+    objective: Callable[[Floats], tuple[float, Floats]], curvature: Callable[[Floats], Floats], start: Floats
+) -> Floats:
+    """Where a smooth, strictly convex function is lowest, by Newton steps, each shortened until it lowers the value.
+
+    Example:
+        >>> lowest = newton_minimum(lambda x: (float(x @ x), 2 * x), lambda x: 2 * np.eye(2), np.array([3.0, -1.0]))
+        >>> lowest.tolist()
+        [0.0, 0.0]
+    """
+    beta, (value, gradient) = start, objective(start)
+    for _ in range(NEWTON_STEPS):
+        step = np.linalg.solve(curvature(beta), gradient)
+        promised, length = float(gradient @ step), 1.0
+        if promised <= PRECISION * (1 + abs(value)):
+            break
+        while length > PRECISION:
+            tried = objective(beta - length * step)
+            if tried[0] <= value - 1e-4 * length * promised:
+                break
+            length /= 2
+        else:
+            break  # rounding: nothing lower can be found
+        beta, (value, gradient) = beta - length * step, tried
+    return beta
 
 
 def _features(logits: Tensor, labels: Tensor) -> Floats:
