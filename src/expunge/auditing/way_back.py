@@ -11,7 +11,8 @@ What an honest model shows there is known from retrained models that share the t
 on a way to it along which models answer well at all, and they show less. So values above those of these models count,
 and no others. Both places were chosen on client 0: digits, ten seeds, and Fashion-MNIST, one.
 
-Where it fails: whoever puts the units of a layer into another order, which changes no answer, leads the way elsewhere.
+Where it fails: whoever puts the units of a layer into another order, or scales them and their outgoing weights against
+each other, changes no answer and leads the way elsewhere. And a single layer of the trained model shows too little.
 """
 
 from __future__ import annotations

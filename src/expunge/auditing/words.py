@@ -17,7 +17,8 @@ LIMITS = (
     "A secret channel: a trigger unlike all that were tried, or weights that hide bits. A mixture: no margin is below"
     f" {SHARE:.0%}, so a model with up to about {SHARE:.0%} of the trained weights in it may pass; with more where its"
     " honest part has the training's own start, if fewer than three of the retrained models have it, or if its units"
-    " were put into another order. A trigger that was trained away, at times. What others kept or saw during training."
+    " were put into another order or scaled; and single layers of the trained model. A trigger that was trained away,"
+    " at times. What others kept or saw during training."
     " And an audit takes as given: the retrained models, the samples, and that whoever made the model knew neither the"
     " nonce nor the unseen samples."
 )
