@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib.util import find_spec
 
 from expunge.errors import ExpungeError
 
@@ -29,11 +29,7 @@ def missing(package: str) -> str | None:
         >>> missing("matplotlib") in (None, "Plots need matplotlib: pip install 'expunge[bench]'.")
         True
     """
-    try:
-        import_module(package)
-    except ImportError:
-        return _SENTENCES[package]
-    return None
+    return _SENTENCES[package] if find_spec(package) is None else None  # to import it may take long
 
 
 def require(package: str) -> None:

@@ -153,3 +153,18 @@ def test_real_files(name: str) -> None:
     inner = dataset.train_inputs[:, :, border : 32 - border, border : 32 - border]
     torch.testing.assert_close(inner.mean(dim=(0, 2, 3)), torch.zeros(channels), atol=2e-3, rtol=0)
     torch.testing.assert_close(inner.std(dim=(0, 2, 3)), torch.ones(channels), atol=2e-3, rtol=0)
+
+
+def test_the_order_of_digits_is_the_split_that_it_always_was():
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bundle, digits = load_digits(), load("digits")
+    train, test = train_test_split(range(len(bundle.target)), test_size=0.2, stratify=bundle.target, random_state=0)
+    for rows, inputs, labels in (
+        (train, digits.train_inputs, digits.train_labels),
+        (test, digits.test_inputs, digits.test_labels),
+    ):
+        assert labels.tolist() == bundle.target[rows].tolist()
+        shown = inputs[:, 0] * 0.3760 + 0.3053
+        torch.testing.assert_close(shown, torch.from_numpy(bundle.images[rows]).float() / 16, atol=1e-6, rtol=0)

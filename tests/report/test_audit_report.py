@@ -19,7 +19,7 @@ from expunge.bench.results import Results, Row, Series
 from expunge.errors import DataError, RequestError
 from expunge.report import mixing, publish_audit, terminal_audit
 from expunge.report.audit_page import render_audit
-from expunge.report.audit_plots import audit_figures, roc_plot, scores_plot
+from expunge.report.audit_plots import _curve, audit_figures, roc_plot, scores_plot
 from expunge.report.audit_text import margin_text
 from expunge.report.audit_verdict import scaled, verdict_plot
 from expunge.report.measures import MISSING
@@ -413,3 +413,18 @@ def test_unwritable_folder_is_an_error_of_ours(audit, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="Cannot write"):
         publish_audit(audit, tmp_path / "file")
+
+
+def test_the_curve_is_that_of_scikit_learn_but_for_points_on_straight_lines():
+    from sklearn.metrics import roc_curve
+
+    chance = np.random.default_rng(0)
+    members, others = chance.integers(0, 9, 40) + 1.0, chance.integers(0, 9, 60) * 1.0  # many are equal
+    weights = chance.random(60)
+    truth = np.concatenate([np.ones(40), np.zeros(60)])
+    weight = np.concatenate([np.full(40, 1 / 40), weights / weights.sum()])
+    both = np.concatenate([members, others])
+    alarms, found, _ = roc_curve(truth, both, sample_weight=weight, drop_intermediate=False)
+    own = _curve(Scores(members, others), weights)
+    np.testing.assert_allclose(own[0], alarms, atol=1e-12)
+    np.testing.assert_allclose(own[1], found, atol=1e-12)

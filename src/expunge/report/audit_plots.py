@@ -7,7 +7,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
-from sklearn.metrics import roc_curve
 
 from expunge.auditing.comparison import Scores
 from expunge.auditing.intervals import placements
@@ -170,11 +169,13 @@ def _lowest(scores: Scores, weights: Floats) -> float:
 
 
 def _curve(scores: Scores, weights: Floats) -> tuple[Floats, Floats]:
-    members = np.asarray(scores.members)
-    truth = np.concatenate([np.ones(len(members)), np.zeros(len(weights))])
-    weight = np.concatenate([np.full(len(members), 1 / len(members)), weights / weights.sum()])
-    false_alarms, found, _ = roc_curve(truth, _all(scores), sample_weight=weight)
-    return false_alarms, found
+    """The share of false alarms and of members found, at every threshold from above all scores down."""
+    values, places = np.unique(_all(scores), return_inverse=True)
+    count = len(scores.members)
+    found = np.bincount(places[:count], minlength=len(values)) / count
+    alarms = np.bincount(places[count:], weights / weights.sum(), minlength=len(values))
+    false_alarms, all_found = (np.concatenate([[0.0], np.cumsum(each[::-1])]) for each in (alarms, found))
+    return false_alarms, all_found
 
 
 def _in_rows(scores: dict[str, Scores]) -> dict[str, Scores]:
