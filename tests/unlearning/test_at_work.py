@@ -9,14 +9,15 @@ from torch import nn
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.federation.keeping.memory import Memory
-from expunge.federation.messages.tasks import CurvatureFactors, CurvatureProduct, Losses
+from expunge.federation.messages.tasks import CurvatureFactors, CurvatureProduct, Losses, Train
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, AdamW, Recipe
 from expunge.federation.training.response import Response
 from expunge.federation.training.works import Round, Work
 from expunge.forgetting import choose
-from expunge.unlearning.at_work import MOST, at_work, is_at_work, told
+from expunge.unlearning import at_work as module
+from expunge.unlearning.at_work import MOST, at_work, is_adapted, is_at_work, told
 from expunge.unlearning.doubts import BEYOND, doubts
 from expunge.unlearning.estimate import Size
 from expunge.unlearning.filters import Answered, gamma_nodes
@@ -52,6 +53,11 @@ class Adapted(nn.Module):
 
 def adapted() -> nn.Module:
     return seeded(Adapted())
+
+
+def convolved(*more: nn.Module) -> nn.Module:
+    kernels = (nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 2), *more, nn.Tanh(), nn.Conv1d(4, 4, 2), nn.Tanh())
+    return seeded(nn.Sequential(*kernels, nn.Flatten(), nn.Linear(4, 3)))
 
 
 def trained(plan=PLAN, build=adapted):
@@ -174,10 +180,38 @@ def test_of_adapters_under_adam_a_product_is_asked_for_and_nobody_trains_twice()
     assert kinds[:3] == [CurvatureFactors, CurvatureProduct, Losses]
 
 
+def test_a_convolutional_network_under_adam_is_looked_at_there_and_those_who_stay_are_asked():
+    engine, state = trained(build=convolved)
+    log, outcome = messages(engine, state)
+    assert is_at_work(state)
+    assert not is_adapted(state)
+    assert outcome.succeeded
+    kinds = [type(next(iter(tasks.values()))) for tasks in log]
+    assert kinds[:3] == [CurvatureFactors, Train, Train]
+    for name, task in log[0].items():
+        place = state.model.parameters + state.memory.drift(name) / 2
+        torch.testing.assert_close(task.model.parameters, place)
+    assert all(task.model is state.model for task in log[1].values())  # they are asked where they always are
+
+
+def test_where_all_drifts_together_would_not_fit_everybody_is_looked_at_the_mean(monkeypatch):
+    engine, state = trained(build=convolved)
+    stay = staying(engine, state)
+    monkeypatch.setattr(module, "ROOM", 4 * state.memory.size)
+    assert len(at_work(stay, state.memory).drifts) == 4
+    monkeypatch.setattr(module, "ROOM", 4 * state.memory.size - 1)
+    assert at_work(stay, state.memory).drifts == {}
+
+
 @pytest.mark.parametrize(
     ("plan", "build"),
-    [(dataclasses.replace(PLAN, recipe=Recipe(SGD())), adapted), (PLAN, linear)],
-    ids=["SGD", "no adapters"],
+    [
+        (dataclasses.replace(PLAN, recipe=Recipe(SGD())), adapted),
+        (dataclasses.replace(PLAN, recipe=Recipe(SGD())), convolved),
+        (PLAN, linear),
+        (PLAN, lambda: convolved(nn.BatchNorm1d(4))),
+    ],
+    ids=["SGD", "SGD on convolutions", "no adapters", "batch norm"],
 )
 def test_other_trainings_and_models_are_looked_at_the_mean(plan, build):
     engine, state = trained(plan, build)

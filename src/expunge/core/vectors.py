@@ -92,6 +92,18 @@ class Layout:
         """Whether low-rank adapters are among them, as PEFT names them."""
         return any("lora_" in name for name, _ in self.shapes)
 
+    @property
+    def convolves(self) -> bool:
+        """Whether it is a convolutional network's: no fewer kernels among its weights than matrices.
+
+        Example:
+            >>> kernel, first, last = nn.Conv2d(1, 2, 3), nn.Linear(8, 2), nn.Linear(2, 2)
+            >>> [Layout.of(nn.Sequential(*own)).convolves for own in ((kernel, first), (kernel, first, last))]
+            [True, False]
+        """
+        kernels = sum(len(shape) > 2 for _, shape in self.shapes)
+        return kernels > 0 and kernels >= sum(len(shape) == 2 for _, shape in self.shapes)
+
     def like(self, model: nn.Module) -> Tensor:
         """An empty vector of the type, and on the device, of a model's own."""
         own = dict(model.named_parameters())

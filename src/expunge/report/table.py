@@ -30,7 +30,7 @@ NOT_FROM_MODELS = "†"
 LATER = ("kept_share", "trigger_moves")
 """Measures of the verdict that came when there were results judged by margins."""
 
-STEP_SINCE = "0.5.1"
+STEP_SINCE = "0.5.2"
 """The version since which retrace is as it is; what earlier ones measured says so."""
 
 

@@ -34,7 +34,7 @@ from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.unlearning.answers import Answer, answered
-from expunge.unlearning.at_work import at_work, is_at_work, told
+from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
 from expunge.unlearning.doubts import doubts, far
 from expunge.unlearning.estimate import FURTHER, LOUD
 from expunge.unlearning.filters import damped
@@ -236,7 +236,7 @@ def _half_way(
 
 def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> Answer | None:
     """How many times the curvature of the layers one by one those who stay have: asked for, or by an exact product."""
-    state, adapted = ready.state, is_at_work(ready.state)
+    state, adapted = ready.state, is_adapted(ready.state)
     factored = curvature.layers > 1 and curvature.without_factors < FEW
     if options.coupled == "auto" and factored and not adapted and _may_ask(ready, pull, options):
         return answered(ready.stay, state, pull, curvature)
