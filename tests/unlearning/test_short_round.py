@@ -237,7 +237,8 @@ def test_what_it_wins_counts_against_what_the_step_has_cost():
     assert torch.equal(after.model.parameters, second.model.parameters)  # from where the round has led
 
 
-def test_outputs_are_scaled_half_of_the_way_to_where_the_model_is_as_sure_as_before():
+@pytest.mark.parametrize("part", [1.0, 0.5])
+def test_outputs_are_scaled_until_the_model_is_as_sure_as_before_or_a_part_of_that_way(part):
     """One made less sure of the labels; one made more sure is left alone, and what those who stay lose is bounded."""
     noisy, names = clients(ada=60, bob=72, cyd=48, dan=41), ("bob", "cyd")  # labels that nobody can be sure of
     engine, state = trained(rounds=100, data=noisy)
@@ -256,10 +257,10 @@ def test_outputs_are_scaled_half_of_the_way_to_where_the_model_is_as_sure_as_bef
     curvature = stay.factors(state.model)
     for before, after in itertools.product((0.8, 1.0, 1.2), (0.3, 0.5, 0.7, 0.85, 1.0, 1.3)):
         model = scaled(after)
-        found = Calibration(curvature, tau=math.inf)(stay, Moved(scaled(before), model, None, risen=0.1))
+        found = Calibration(curvature, math.inf, part)(stay, Moved(scaled(before), model, None, risen=0.1))
         scale = 1 + found.record["length"]
         assert any(scale == pytest.approx(tried) for tried in SCALES)
-        assert scale == pytest.approx(min(max((before / after) ** 0.5, 1.0), 1.5), abs=0.051), (before, after)
+        assert scale == pytest.approx(min(max((before / after) ** part, 1.0), 1.5), abs=0.051), (before, after)
         assert found.record["retained_loss_after"] == pytest.approx(loss(found.model))
         assert found.record["retained_rise"] == pytest.approx(loss(found.model) - loss(model), abs=1e-5)
         torch.testing.assert_close(found.model.parameters, scaled(after * scale).parameters)
@@ -267,15 +268,15 @@ def test_outputs_are_scaled_half_of_the_way_to_where_the_model_is_as_sure_as_bef
     assert len(taken) >= 4
     for risen in (0.0, 0.008, 0.2):  # what they may lose is no more than tau, all in all
         moved = Moved(scaled(3.0), scaled(1.3), None, risen=risen)
-        free, held = (Calibration(curvature, tau=tau)(stay, moved).record for tau in (math.inf, 0.01))
+        free, held = (Calibration(curvature, tau, part)(stay, moved).record for tau in (math.inf, 0.01))
         assert free["length"] == pytest.approx(0.5)
         assert free["retained_rise"] > 0.01
         assert held["length"] < free["length"]
         assert (held["length"] > 0) == (risen < 0.1)
         assert held["length"] == 0 or risen + held["retained_rise"] <= 0.01
     moved = Moved(scaled(1.0), scaled(0.4), None, risen=0.2)  # what they win is never refused
-    assert Calibration(curvature, tau=0.01)(stay, moved).record["retained_rise"] < 0
-    assert Calibration(curvature, tau=0.01)(stay, moved).record["length"] == pytest.approx(0.5)
+    assert Calibration(curvature, 0.01, part)(stay, moved).record["retained_rise"] < 0
+    assert Calibration(curvature, 0.01, part)(stay, moved).record["length"] == pytest.approx(0.5)
 
 
 class Boasting(WatchedEngine):

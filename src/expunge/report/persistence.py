@@ -113,6 +113,8 @@ def _signed(value: float, digits: int) -> str:
 
 
 def _percent(values: Sequence[float]) -> str:
+    if not values:
+        return MISSING
     mean = f"{100 * fmean(values):.1f}"
     ends = [f"{100 * end:.1f}" for end in (min(values), max(values))]
     return mean if len(values) == 1 else f"{'–'.join(ends)} ({mean})"

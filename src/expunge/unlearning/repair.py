@@ -18,8 +18,8 @@ tau (and no more than tau is left of what the step has cost them): nothing at al
 
 A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
 enough: a `ShortRound` of local training comes before it, and what that leaves is corrected. Both leave the model less
-sure of itself than training does, so a `Calibration` is the last: the outputs are scaled half of the way to where it is
-as sure of the labels of those who stay as it was before.
+sure of itself than training does, so a `Calibration` is the last: the outputs are scaled until it is as sure of the
+labels of those who stay as it was before; under Adam half of the way to there.
 
 Where it fails: the loss cannot see whether what comes back is the leaver's or theirs, but along one direction.
 """
@@ -62,6 +62,9 @@ WORK, LEAST_PART = 100, 0.15
 
 SCALES = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 """What a calibration may scale outputs by, as they are first."""
+
+ADAPTIVE_PART = 0.5
+"""The part of a calibration's way that is gone under Adam."""
 
 SLIGHT = 0.02
 """Outputs scaled by so little, and by as much the other way, tell how sure the model is of the labels."""
@@ -200,24 +203,26 @@ class Correction:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The outputs, scaled by the last layer's weights half of the way to where the model is as sure as it was before.
+    """The outputs, scaled by the last layer's weights until the model is as sure of the labels as it was before.
 
     How sure it is: the mean output of a sample's label above the mean of all outputs (of yes or no, half of it with the
     label's sign). It is the slope of the loss where outputs are scaled by 0, so losses of two slight scales tell it. In
     retrained models it is about what it is in the trained one, or a little less (docs/method.md), and a step and a
-    short round lower it on all data alike. But retrained ones are sure for more reasons: the whole way cost more in
-    answers than it won in the loss on forgotten data, so the root of the ratio is taken. Nothing is ever scaled down,
-    since where the leaver contradicted the others it was the less sure; nor so far that those who stay are left with a
-    loss more than tau above what they had.
+    short round lower it on all data alike. Under Adam much is lowered, and being as sure again without all of the
+    reasons costs more in answers than it wins in the loss on forgotten data: a part of the way is taken there, by the
+    ratio's logarithm. Nothing is ever scaled down, since where the leaver contradicted the others it was the less sure;
+    nor so far that those who stay are left with a loss more than tau above what they had.
 
     Attributes:
         curvature: knows the last layer.
         tau: how much of the retained loss's rise may be left.
+        part: of the way that is gone.
         scales: that are tried, 1 first; on a quarter of the samples.
     """
 
     curvature: KroneckerCurvature
     tau: float
+    part: float = 1.0
     scales: tuple[float, ...] = SCALES
 
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
@@ -230,7 +235,7 @@ class Calibration:
         )
         # Nobody's own word can make the model before look surer than the second surest, or the one after less sure.
         was, is_ = -combined(before).rises[1], combined(after, (-1, -2)).rises[1]
-        wished = math.sqrt(was / is_) if was > is_ > 0 else 1.0
+        wished = (was / is_) ** self.part if was > is_ > 0 else 1.0
         loss = combined(after, range(len(self.scales)))
         room = max(self.tau - moved.risen, 0.0)
         allowed = [number for number, rise in enumerate(loss.rises) if not number or rise <= room]

@@ -53,7 +53,7 @@ from expunge.unlearning.pulls import Apply, Pull, Replay, recorded
 from expunge.unlearning.rates import with_measured_rates
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import Method, Outcome, register
-from expunge.unlearning.repair import Calibration, Correction, RecoveryRound, Repair, ShortRound
+from expunge.unlearning.repair import ADAPTIVE_PART, Calibration, Correction, RecoveryRound, Repair, ShortRound
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.retained import BATCH_SIZE, Retained, has_statistics
 from expunge.unlearning.retrace_options import RetraceKrylovOptions, RetraceOptions, estimate, estimate_krylov
@@ -351,6 +351,7 @@ def _corrections(
         "correction": Correction(curvature, pull.response, tau, options.correction_lengths)
     }
     short = ShortRound.of(state, pull.response, options.round_lengths)
+    part = ADAPTIVE_PART if pull.response.recipe.client.adaptive else 1.0
 
     def repairs(model: Snapshot) -> Mapping[str, Repair]:
         if not long and not is_long(state.model, model, options.long_step_ratio):
@@ -359,7 +360,7 @@ def _corrections(
         can_train = short is not None and not engine.sums_only and not has_statistics(model)
         first: dict[str, Repair] = {"short_round": short} if short is not None and can_train else {}
         has_last = curvature.layers > 1 and curvature.last(model.parameters) is not None
-        return first | correction | ({"calibration": Calibration(curvature, tau)} if has_last else {})
+        return first | correction | ({"calibration": Calibration(curvature, tau, part)} if has_last else {})
 
     return repairs
 
