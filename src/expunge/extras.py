@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 from expunge.errors import ExpungeError
 
@@ -29,10 +31,22 @@ def missing(package: str) -> str | None:
         >>> missing("matplotlib") in (None, "Plots need matplotlib: pip install 'expunge[bench]'.")
         True
     """
-    return _SENTENCES[package] if find_spec(package) is None else None  # to import it may take long
+    try:
+        import_module(package)
+    except ImportError:
+        return _SENTENCES[package]
+    return None
 
 
 def require(package: str) -> None:
     """Refuse to go on where a package is not installed."""
     if sentence := missing(package):
         raise MissingExtraError(sentence)
+
+
+def folder_of(package: str) -> Path:
+    """Where a package lies, which is not imported, since that may take long; refused where it is not installed."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise MissingExtraError(_SENTENCES[package])
+    return Path(found.origin).parent

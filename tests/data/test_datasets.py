@@ -1,5 +1,6 @@
 import hashlib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 from data.idx_files import idx
-from expunge.data import load
+from expunge.data import is_there, load
 from expunge.data.datasets import RECIPES, Recipe, prepare
 from expunge.errors import DataError, RequestError
+from expunge.extras import MissingExtraError
 
 
 def idx_files(train: int, test: int) -> dict[str, bytes]:
@@ -168,3 +170,10 @@ def test_the_order_of_digits_is_the_split_that_it_always_was():
         assert labels.tolist() == bundle.target[rows].tolist()
         shown = inputs[:, 0] * 0.3760 + 0.3053
         torch.testing.assert_close(shown, torch.from_numpy(bundle.images[rows]).float() / 16, atol=1e-6, rtol=0)
+
+
+def test_digits_without_scikit_learn_are_refused_with_the_way_to_get_them(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingExtraError, match=r"expunge\[bench\]"):
+        load("digits")
+    assert not is_there("digits")

@@ -14,7 +14,7 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.messages.tasks import Draw, Losses, Train
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.federation.training.recipe import AdamW, FedAvgM, Recipe
+from expunge.federation.training.recipe import SGD, AdamW, FedAvgM, Recipe
 from expunge.unlearning import repair
 from expunge.unlearning.lengths import combined
 from expunge.unlearning.recovery import strip_return
@@ -381,3 +381,21 @@ def test_layers_over_tokens_are_warned_of_unless_they_are_looked_at_together(cou
     plain = forgotten(engine, state, LEAVER, OPTIONS)
     assert not any("curve together" in warning for warning in plain.warnings)
     assert "stiffness" not in plain.details
+
+
+@pytest.mark.parametrize(("rule", "part"), [(SGD(), 1.0), (SGD(momentum=0.5), 1.0), (AdamW(), 0.5)])
+def test_under_adam_alone_a_part_of_the_way_is_gone(rule, part, monkeypatch):
+    asked = []
+
+    class Watched(Calibration):
+        def __call__(self, stay, moved):
+            asked.append(self.part)
+            return super().__call__(stay, moved)
+
+    monkeypatch.setattr("expunge.unlearning.retrace.Calibration", Watched)
+    engine = WatchedEngine(mlp(), CrossEntropy(), DATA)
+    plan = TrainingPlan(rounds=3, epochs=1, batch_size=12, learning_rate=0.02, recipe=Recipe(rule))
+    state = train(engine, Snapshot.of(mlp()), plan)
+    forgotten(engine, state, LEAVER, OPTIONS)
+    assert asked
+    assert set(asked) == {part}

@@ -17,7 +17,7 @@ from expunge.data.formats import parse_cifar, parse_idx
 from expunge.data.hospitals import FEATURES, HOSPITALS, split_hospital
 from expunge.data.sources import BUILT_IN, CIFAR10, FASHION_MNIST, MNIST, Source, read_verified
 from expunge.errors import DataError, RequestError
-from expunge.extras import missing, require
+from expunge.extras import folder_of
 
 Split = tuple[Tensor, Tensor]
 """Images (n, c, h, w), uint8, and their labels (n,)."""
@@ -68,13 +68,8 @@ def read_digits(_source: Source, _data_dir: Path) -> tuple[Split, Split]:
 
     The file is read as it lies in the package, which takes far longer to import than all digits to be read.
     """
-    require("sklearn")
-    package = find_spec("sklearn")
-    assert package is not None
-    assert package.origin is not None
-    rows = np.loadtxt(
-        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.uint8
-    )
+    file = folder_of("sklearn") / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     order = np.loadtxt(DIGITS_ORDER, dtype=np.int64)
     images, labels = torch.from_numpy(rows[order, :-1]).view(-1, 1, 8, 8), torch.from_numpy(rows[order, -1]).long()
     return (images[:TRAINED], labels[:TRAINED]), (images[TRAINED:], labels[TRAINED:])
@@ -157,7 +152,7 @@ def is_there(name: str, data_dir: str | Path | None = None) -> bool:
         return True
     source = RECIPES[name].source
     if source is BUILT_IN:
-        return missing("sklearn") is None
+        return find_spec("sklearn") is not None
     return all((data_folder(data_dir) / source.folder / file).exists() for file in source.checksums)
 
 
