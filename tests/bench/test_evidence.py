@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from expunge.auditing.statement import Word
+from expunge.bench.evaluation import Evaluation
 from expunge.bench.evidence import (
     CLAIMED,
     CONTENDERS,
@@ -20,11 +21,13 @@ from expunge.bench.evidence import (
     Case,
     candidates,
     run_evidence,
+    stated,
 )
 from expunge.bench.results import Results
 from expunge.bench.scales import LEAVER
 from expunge.bench.store import Store
 from expunge.bench.verdict import SCENARIO
+from expunge.bench.verdict_cases import Case as VerdictCase
 
 NAMES = [HONEST, NOTHING, FORGED, *(contender.label for contender in CONTENDERS)]
 TINY, TINY_MEMORISED = (
@@ -96,6 +99,23 @@ def test_short_models_never_had_the_leaver_and_are_none_of_those_that_are_judged
         rest = sum(count for name, count in counts.items() if name != LEAVER)
         assert store.kept(cell).cost.sample_gradients == cell.scenario.plan.epochs * rest
     assert case.retrained[-1].number not in {cell.number for cell in case.short}
+
+
+def test_the_verdict_also_gets_models_of_the_training_s_own_start(tmp_path, monkeypatch):
+    """Beside ten, as in an audit and in the verdict's own study; no row compares with them."""
+    seen = []
+    judgement = Evaluation.judgement
+    monkeypatch.setattr(
+        Evaluation, "judgement", lambda self, *models: seen.append(models[2]) or judgement(self, *models)
+    )
+    case, store = Case(POISONED, TINY.with_seed(10), LEAVER, 10), Store(tmp_path / "store")
+    assert case.sharing == VerdictCase(POISONED, case.scenario, LEAVER, 10, "honest").sharing
+    for cell in case.cells():
+        store.make(cell)
+    stated(case, store)
+    assert {tuple(own.same_start for own in beside) for beside in seen} == {(False,) * 10 + (True,) * 5}
+    start = store.kept(case.trained).state
+    assert all(not torch.equal(own.model.parameters, start.model.parameters) for own in seen[0])
 
 
 def test_both_kinds_share_retrained_models_where_they_train_alike():

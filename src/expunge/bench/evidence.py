@@ -1,9 +1,9 @@
 """How often is evidence without retrained models right? What it says of models that forgot, and of those that did not.
 
 Two kinds of clients leave: one with a backdoor, and one with wrong labels, which a model knows by heart. Every model is
-judged twice: by the verdict, beside ten retrained models, and by `expunge.evidence`, which gets none of them, but three
-models of short trainings. One that only knows the trigger is asked, too. Limits and checks were settled on client 0
-with seeds below 10; the study is about others.
+judged twice: by the verdict, beside ten retrained models and five of the training's own start, as an audit makes them,
+and by `expunge.evidence`, which gets none of these, but three models of short trainings. One that only knows the
+trigger is asked, too. Limits and checks were settled on client 0 with seeds below 10; the study is about others.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from expunge.bench.scenario import Federation, Scenario
 from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store
 from expunge.bench.verdict import SCENARIO, SEEDS, shown
+from expunge.bench.verdict_cases import sharing
 from expunge.bench.workers import one_by_one, side_by_side
 from expunge.core.vectors import Snapshot
 from expunge.data import Mislabelling, stamp
@@ -46,7 +47,7 @@ POISONED, TRIGGER_ONLY, MEMORISING = "poisoned client", "poisoned client, only t
 RETRAINS, SHORT = 10, 3
 """Models that the verdict gets, and models of short trainings that the evidence gets."""
 
-FORMAT = 1
+FORMAT = 2
 """Of what is kept of a case; after a change in a check or in the verdict it is another one."""
 
 MEMORISED = dataclasses.replace(
@@ -140,6 +141,11 @@ class Case:
         return [RetrainedCell(self.scenario, Forget((self.leaver,)), number) for number in range(self.retrains + 1)]
 
     @property
+    def sharing(self) -> list[RetrainedCell]:
+        """Further ones of the training's own start, which tell whether trained weights are mixed into a model."""
+        return sharing(self.scenario, self.leaver, self.retrains)
+
+    @property
     def short(self) -> list[RetrainedCell]:
         """Retrained for the first rounds only; none begins as the honest one does, which has a later number."""
         early = dataclasses.replace(self.scenario, plan=early_plan(self.scenario.plan))
@@ -151,7 +157,7 @@ class Case:
 
     def cells(self) -> list[Cell]:
         """All models to be made beforehand."""
-        return [self.trained, *self.retrained, *self.short, *map(self.forgotten, CONTENDERS)]
+        return [self.trained, *self.retrained, *self.sharing, *self.short, *map(self.forgotten, CONTENDERS)]
 
     def path(self, store: Store) -> Path:
         """Where what was found is, or will be: under a name for all that determines it."""
@@ -169,15 +175,17 @@ def stated(case: Case, store: Store) -> Part:
     federation, request = store.federation(case.scenario), Request.of(case.leaver)
     evaluation, trained = Evaluation(federation, request), store.kept(case.trained).state.model
     *models, honest = [store.kept(cell).state.model for cell in case.retrained]
-    references = [evaluation.measure(model) for model in models]
-    before = evaluation.measure(trained)
+    references = [evaluation.measure(model, trained) for model in models]
+    of_own_start = [store.kept(cell).state.model for cell in case.sharing]
+    beside = [*references, *(evaluation.measure(model, trained, same_start=True) for model in of_own_start)]
+    before = evaluation.measure(trained, trained)
     ask = _asking(case, federation, trained, [store.kept(cell).state.model for cell in case.short])
     rows: list[Row] = []
     for name, outcome in candidates(case, store, trained, honest).items():
-        own = evaluation.measure(outcome.state.model)
+        own = evaluation.measure(outcome.state.model, trained)
         row = dataclasses.replace(
             evaluation.row(name, own, before, references),
-            verdict=evaluation.judgement(own, before, references).verdict.value,
+            verdict=evaluation.judgement(own, before, beside).verdict.value,
         )
         rows += [dataclasses.replace(row, variant=label, evidence=ask(outcome, label)) for label in case.variants]
     rows.sort(key=lambda row: case.variants.index(row.variant or ""))

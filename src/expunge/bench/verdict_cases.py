@@ -90,10 +90,8 @@ class Case:
 
     @property
     def sharing(self) -> list[RetrainedCell]:
-        """Further ones of the training's own start, their batches drawn anew."""
-        numbers = range(self.retrains + 1, self.retrains + 1 + from_own_start(self.retrains))
-        gone = Forget((self.leaver,))
-        return [RetrainedCell(self.scenario, gone, number, fresh=False, same_batches=False) for number in numbers]
+        """Further ones of the training's own start."""
+        return sharing(self.scenario, self.leaver, self.retrains)
 
     @property
     def same_start(self) -> RetrainedCell:
@@ -109,6 +107,12 @@ class Case:
         cells = sorted(store.path(cell).name for cell in self.cells())
         content = [FORMAT, "verdict", self.label, self.judged, self.learning_rate, cells]
         return store.root / "measured" / f"{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}.json"
+
+
+def sharing(scenario: Scenario, leaver: str, retrains: int) -> list[RetrainedCell]:
+    """Further models beside so many retrained ones and an honest one: of the training's own start, other batches."""
+    numbers = range(retrains + 1, retrains + 1 + from_own_start(retrains))
+    return [RetrainedCell(scenario, Forget((leaver,)), number, fresh=False, same_batches=False) for number in numbers]
 
 
 def heard(case: Case, store: Store) -> Part:
