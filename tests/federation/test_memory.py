@@ -328,6 +328,18 @@ class TestRefusals:
             Memory().record({"a": {"weight": torch.ones(1)}}, {"a": 1})
 
 
+def test_of_a_training_that_diverges_everything_is_kept_and_checked(tmp_path):
+    """Its squares are more than single precision holds: a file that cannot be read again would be a lost memory."""
+    memory = Memory(Snapshot(torch.zeros(2), {}))
+    memory.record({"ada": torch.tensor([3e25, 4e25]), "bob": torch.tensor([1e25, 0.0])}, {"ada": 1, "bob": 1})
+    memory.save(tmp_path / "memory")
+    again = Memory.load(tmp_path / "memory")
+    assert again.norms(["ada"]) == pytest.approx([0.5 * (1e25**2 + 2e25**2) ** 0.5])  # half of (3, 4) - (2, 2)
+    again.require_model(Snapshot(torch.tensor([2e25, 2e25]), {}))
+    with pytest.raises(RequestError, match="do not lead to this model"):
+        again.require_model(Snapshot(torch.tensor([2e25, 1e25]), {}))
+
+
 def test_named_tensors_equal_flat_vectors_and_buffers_are_passed_over():
     model = norm_net()
     named, flat = Memory(model), Memory(model)

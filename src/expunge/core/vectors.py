@@ -154,6 +154,16 @@ def weighted_sum(vectors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     return total
 
 
+def length(vector: Tensor) -> Tensor:
+    """The Euclidean length, in double precision: squares of diverging or half-precision numbers outgrow their own type.
+
+    Example:
+        >>> length(torch.tensor([3e30, 4e30]))
+        tensor(5.0000e+30, dtype=torch.float64)
+    """
+    return torch.linalg.vector_norm(vector, dtype=torch.float64)
+
+
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether nothing in them is NaN or infinite: looked at together, for a device to be waited for once.
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from expunge.core.vectors import Chosen, Layout, Snapshot, weighted_sum
+from expunge.core.vectors import Chosen, Layout, Snapshot, length, weighted_sum
 from expunge.errors import DataError, RequestError, listed
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
 from expunge.federation.keeping.memory_folder import MemoryFolder
@@ -181,7 +181,7 @@ class Memory:
         pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
         stretches = added(self._stretches, pulls, len(self._kept), self._most, self._fresh)
         mark = (float(mean.double().norm()), float(mean.double().sum()))
-        norms = torch.stack([own.norm() for own in pulls.values()]).tolist()
+        norms = torch.stack([length(own) for own in pulls.values()]).tolist()
         lengths = dict(zip(pulls, norms, strict=True))
         looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
@@ -263,7 +263,7 @@ class Memory:
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""
-        return [float(torch.linalg.vector_norm(self.vectors[name])) for name in names]
+        return [float(length(self.vectors[name])) for name in names]
 
     @property
     def stretches(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from expunge.core.vectors import length
 from expunge.errors import RequestError
 from expunge.federation.training.recipe import AdaptiveServer, FedAvgM, Recipe
 
@@ -61,9 +62,9 @@ class Place:
         momentum = self.momentum if self.momentum is not None else torch.zeros_like(self.now)
         mean = mean.to(self.now)
         now, momentum = (self.now + mean, momentum) if plain else rule.apply(self.now, momentum, mean)
-        length = float((now - self.now).norm())
+        step = float(length(now - self.now))
         own = momentum if isinstance(rule, FedAvgM) else None
-        return replace(self, now=now, momentum=own, travelled=self.travelled + length)
+        return replace(self, now=now, momentum=own, travelled=self.travelled + step)
 
     def require(
         self, model: Tensor, recipe: Recipe, marks: Sequence[Mark | None], vectors: Callable[[], Mapping[str, Tensor]]
@@ -79,8 +80,8 @@ class Place:
         eps = torch.finfo(model.dtype).eps
         model = model.to(self.now)
         apart = model - self.now
-        bound = 5 * (1 + len(marks)) * eps * (float(self.now.norm()) + self.travelled)
-        if not float(apart.norm()) <= bound:
+        bound = 5 * (1 + len(marks)) * eps * (float(length(self.now)) + self.travelled)
+        if not float(length(apart)) <= bound:
             raise RequestError(
                 f"The recorded rounds do not lead to this model: {self._reason(model, bound, recipe, marks, vectors())}"
             )
@@ -101,13 +102,13 @@ class Place:
             key=lambda pair: pair[1],
             default=("", 0.0),
         )
-        if likeness > max(ALIKE / 2, _cosine(apart, recorded)) and float(apart.norm()) < float(moved.norm()):
+        if likeness > max(ALIKE / 2, _cosine(apart, recorded)) and float(length(apart)) < float(length(moved)):
             return (
                 f"it looks as if {forgotten!r} had been taken out of it already; "
                 "use the memory that the earlier forget gave back (outcome.memory)."
             )
-        factor = float(moved.norm() / recorded.norm()) if along > 0 else 0.0
-        if factor and float((moved - factor * recorded).norm()) <= max(factor, 1.0) * bound:
+        factor = float(length(moved) / length(recorded)) if along > 0 else 0.0
+        if factor and float(length(moved - factor * recorded)) <= max(factor, 1.0) * bound:
             return (
                 f"the server took {factor:.3g} times the step of {recipe.server.name} as it is stated; "
                 "state the server's learning rate, as in FedAvg(learning_rate=...)."
@@ -121,5 +122,5 @@ class Place:
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
-    length = float(one.norm()) * float(other.norm())
-    return float(torch.dot(one, other)) / length if length > 0 else 0.0
+    both = float(length(one)) * float(length(other))
+    return float(torch.dot(one.double(), other.double())) / both if both > 0 else 0.0
