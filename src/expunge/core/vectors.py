@@ -161,7 +161,8 @@ def length(vector: Tensor) -> Tensor:
         >>> length(torch.tensor([3e30, 4e30]))
         tensor(5.0000e+30, dtype=torch.float64)
     """
-    return torch.linalg.vector_norm(vector, dtype=torch.float64)
+    found: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
+    return found
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
