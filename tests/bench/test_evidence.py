@@ -130,3 +130,13 @@ def test_resumed_it_makes_nothing_and_says_the_same(tiny, store, tmp_path, monke
     assert again.rows == tiny.rows
     tiny.save(tmp_path / "results.json")
     assert [row.evidence for row in Results.load(tmp_path / "results.json").rows] == [row.evidence for row in tiny.rows]
+
+
+def test_a_seed_whose_training_diverges_is_left_out_and_the_others_are_told(tmp_path):
+    """Only the kind of client that diverges with it."""
+    plan = dataclasses.replace(TINY_MEMORISED.plan, learning_rate=1e30)
+    wild = dataclasses.replace(TINY_MEMORISED, model="digits-net", plan=plan)
+    store = Store(tmp_path / "store")
+    found = run_evidence([10], poisoned=TINY, memorised=wild, retrains=3, workers=1, store=store)
+    assert {row.variant for row in found.rows} == {POISONED, TRIGGER_ONLY}
+    assert list(found.variants) == [POISONED, TRIGGER_ONLY]

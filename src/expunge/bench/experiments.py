@@ -10,6 +10,7 @@ from expunge.auditing.verdict import RETRAINS
 from expunge.bench.adversary import LIES
 from expunge.bench.cells import Kept, RetrainedCell
 from expunge.bench.evidence import RETRAINS as TEN
+from expunge.bench.evidence import SEEDS as EVIDENCE_SEEDS
 from expunge.bench.evidence import run_evidence
 from expunge.bench.hospitals import EXPERIMENT as HOSPITALS
 from expunge.bench.insiders import SEEDS as INSIDERS_SEEDS
@@ -416,7 +417,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "What evidence without retrained models supports",
             _nothing,
             whole=_evidence,
-            seeds={"smoke": SEEDS[:1], "small": SEEDS, "paper": SEEDS},
+            seeds={"smoke": EVIDENCE_SEEDS[:1], "small": EVIDENCE_SEEDS, "paper": EVIDENCE_SEEDS},
         ),
         Experiment("text", "A speaker and its secrets leave a language model", _nothing, whole=_text, seeds=TEXT_SEEDS),
         Experiment(

@@ -22,7 +22,7 @@ from expunge.bench.settings import Setting, together
 from expunge.bench.store import Store
 from expunge.bench.workers import Workers, one_by_one, side_by_side
 from expunge.data import is_there, load
-from expunge.errors import RequestError
+from expunge.errors import NumericalError, RequestError
 from expunge.federation.training.fedavg import Progress
 from expunge.unlearning.registry import method
 
@@ -152,21 +152,34 @@ def missing_cells(wanted: list[Cell], store: Store) -> list[Cell]:
     return list(missing.values())
 
 
-def make_all(missing: list[Cell], store: Store, pool: Workers, progress: Progress | None) -> None:
-    """Make cells, dear ones first, none before those that it needs; tells the share of the work that is done."""
+def make_all(
+    missing: list[Cell], store: Store, pool: Workers, progress: Progress | None, *, may_diverge: bool = False
+) -> None:
+    """Make cells, dear ones first, none before those that it needs; tells the share of the work that is done.
+
+    Where they may diverge, one that does is left out, and what needs it.
+    """
     work = {store.path(cell): cell.work for cell in missing}
     total, done = sum(work.values()), 0.0
     waiting = {store.path(cell): cell for cell in sorted(missing, key=lambda cell: -cell.work)}
     needs = {path: {store.path(need) for need in cell.needs} for path, cell in waiting.items()}  # once: names take time
     running: dict[Future[None], Path] = {}
-    unfinished = set(waiting)
+    unfinished, diverged = set(waiting), set[Path]()
     while waiting or running:
+        for path in [path for path in waiting if not needs[path].isdisjoint(diverged)]:
+            diverged.add(path)
+            del waiting[path]
         ready = [path for path in waiting if needs[path].isdisjoint(unfinished)]
         for path in ready[: pool.count - len(running)]:
             running[pool.submit(partial(store.make, waiting.pop(path)))] = path
         for job in wait(running, return_when=FIRST_COMPLETED).done:
-            job.result()
             path = running.pop(job)
+            try:
+                job.result()
+            except NumericalError:
+                if not may_diverge:
+                    raise
+                diverged.add(path)
             unfinished.remove(path)
             done += work[path]
         if progress is not None:

@@ -47,7 +47,10 @@ def one_by_one() -> Iterator[Workers]:
 
     def submit(work: Callable[[], Any]) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(work())
+        try:
+            done.set_result(work())
+        except Exception as problem:
+            done.set_exception(problem)
         return done
 
     threads = torch.get_num_threads()
