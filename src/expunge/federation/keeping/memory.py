@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +37,12 @@ from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adapt
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, corrections, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
+from expunge.federation.keeping.watched import Stated, agreed, seen
+from expunge.federation.training.notes import Note
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response
+from expunge.federation.training.watching import Watch
 from expunge.federation.training.works import Work, spread
 
 STRETCHES = 4
@@ -89,6 +93,7 @@ class Memory:
         self._stretches: list[Stretch] = []
         self._kept: list[KeptRound] = []
         self._place: Place | None = None
+        self._seen: dict[str, Note] = {}  # of this round
         if snapshot is not None:
             self._place = Place.at(snapshot.parameters)
         self._folder = MemoryFolder.new(Path(folder)) if folder is not None else None
@@ -143,6 +148,35 @@ class Memory:
         """What keeping the clients' vectors costs."""
         return sum(stretch.vectors.stored_bytes for stretch in self._stretches)
 
+    @contextmanager
+    def watching(self, name: str, model: nn.Module) -> Iterator[None]:
+        """Look at a client's local training, so that its optimiser, rate, steps and moments need not be stated.
+
+        What is seen goes into the next ``record``; what was stated otherwise, or cannot be followed, is refused there.
+
+        Args:
+            name: the client's.
+            model: what it trains, with one ``SGD``, ``Adam`` or ``AdamW`` of torch; leave the block before its weights
+                are changed by anything else.
+
+        Example:
+            >>> model = nn.Linear(2, 1, bias=False)
+            >>> memory, before = Memory(model), model.weight.detach().clone()
+            >>> with memory.watching("ada", model):
+            ...     optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+            ...     model(torch.ones(4, 2)).sum().backward()
+            ...     optimiser.step()
+            >>> memory.record({"ada": {"weight": model.weight - before}}, {"ada": 1})
+            >>> memory.recipe.client.name
+            'AdamW'
+        """
+        layout = self._layout if self._layout is not None else Layout.of(model, self.parameters)
+        if self.size not in (None, layout.size):
+            raise RequestError("The memory was recorded with another model: its vectors have another length.")
+        with Watch() as watch:
+            yield
+        self._layout, self._seen[name] = layout, seen(name, watch, model, layout, self.recipe)
+
     def record(
         self,
         updates: Mapping[str, Update],
@@ -158,12 +192,16 @@ class Memory:
         Args:
             updates: for each participant a flat vector, or named tensors (a difference of state dicts).
             weights: for each participant its weight, in any unit: sample counts will do.
-            learning_rate: of this round, one for all or by client; where it is left out, ``forget`` has to be told.
+            learning_rate: of this round, one for all or by client; where it is neither given nor was seen
+                (``watching``), ``forget`` has to be told.
             steps: local steps of this round, one for all or by client.
             moments: by client, what ``second_moments(optimiser)`` gives: needed under Adam and AdamW.
             plain: the mean was added as it is, whatever the server's rule.
         """
         vectors = {name: self._flat(update) for name, update in updates.items()}
+        stated = Stated(self.recipe, learning_rate, steps, moments)
+        if self._seen and self._layout is not None:
+            stated = agreed(self._seen, stated, vectors, self._layout, first=not self._kept)
         total = float(sum(weights.get(name, 0.0) for name in vectors))
         sound = 0 < total < math.inf and all(weight >= 0 for weight in weights.values())
         if set(updates) != set(weights) or not sound:
@@ -176,7 +214,7 @@ class Memory:
             if not is_finite:
                 raise DataError(f"The update of client {name!r} has a NaN or infinite value: it is not recorded.")
         share = {name: weights[name] / total for name in vectors}
-        kept = KeptRound.of(share, learning_rate, steps, moments, plain=plain)
+        kept = KeptRound.of(share, stated.learning_rate, stated.steps, stated.moments, plain=plain)
         mean = weighted_sum(vectors.values(), (share[name] for name in vectors))
         pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
         stretches = added(self._stretches, pulls, len(self._kept), self._most, self._fresh)
@@ -187,7 +225,8 @@ class Memory:
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
         rounds = [*self._kept, replace(kept, pulls=lengths, peaks=peaks, mark=mark)]
         place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
-        self._go_on(replace(self._content, rounds=rounds, stretches=stretches, place=place))
+        self._go_on(replace(self._content, recipe=stated.recipe, rounds=rounds, stretches=stretches, place=place))
+        self.recipe, self._seen = stated.recipe, {}
 
     def copy(self) -> Memory:
         """A memory of its own with the same content."""

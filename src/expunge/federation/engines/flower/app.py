@@ -12,10 +12,10 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from expunge.core.losses import as_loss
 from expunge.errors import ExpungeError
 from expunge.federation.engines.flower.mods import BYPASSED, bypassed_mods, changing, named, require_yes
-from expunge.federation.engines.flower.notes import PROBLEM, STAMP
 from expunge.federation.engines.flower.records import NAME
 from expunge.federation.engines.flower.site import HELLO, TASK, MakeSite, Site, answer_hello, answer_task
-from expunge.federation.engines.flower.watching import Watch
+from expunge.federation.engines.flower.stamps import PROBLEM, STAMP
+from expunge.federation.training.watching import Watch
 
 _Decorator = Callable[[ClientAppCallable], ClientAppCallable]
 _Lifespan = Callable[[Context], Iterator[None]]

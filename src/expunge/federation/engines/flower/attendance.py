@@ -16,7 +16,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from expunge.errors import RequestError
-from expunge.federation.engines.flower.notes import STAMP
+from expunge.federation.engines.flower.stamps import STAMP
 from expunge.federation.keeping.book import Book
 
 _log = logging.getLogger("flwr")

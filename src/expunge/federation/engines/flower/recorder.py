@@ -22,15 +22,15 @@ from expunge.core.vectors import Snapshot, shared_copy, weighted_sum
 from expunge.errors import RequestError
 from expunge.federation.engines.flower.attendance import Attendance
 from expunge.federation.engines.flower.legacy import Modern
-from expunge.federation.engines.flower.notes import Rule
 from expunge.federation.engines.flower.replies import Contribution, Names, Reading
 from expunge.federation.engines.flower.rules import go_on_with, proximal_mu, require_followed, server_rule
-from expunge.federation.engines.flower.trainings import Statement, scheduled, written
+from expunge.federation.engines.flower.trainings import Statement, scheduled
 from expunge.federation.keeping.checkpoints import Checkpoints, thinned
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
+from expunge.federation.training.notes import Rule, written
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import FedAvg, FedAvgM, Recipe
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from expunge.core.vectors import Layout, named_as
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.flower.legacy import declined
-from expunge.federation.engines.flower.notes import PROBLEM, STAMP, Note
+from expunge.federation.engines.flower.stamps import PROBLEM, STAMP
 from expunge.federation.engines.flower.trainings import Statement, Training
+from expunge.federation.training.notes import Note
 
 
 @dataclass(frozen=True, eq=False)

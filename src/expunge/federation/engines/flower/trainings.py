@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from expunge.errors import RequestError
 from expunge.federation.engines.client import local_steps
-from expunge.federation.engines.flower.notes import Note, Rule
+from expunge.federation.training.notes import Note, Rule, written
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, Adam
 
@@ -135,16 +135,3 @@ def scheduled(
         steps += past.local_steps * earlier
     size = stated.batch_size or (past.batch_size if past is not None else 64)
     return Schedule(travel / steps, steps / (earlier + 1), rounds, size, stated.local_epochs)
-
-
-def written(rule: Rule) -> str:
-    """The rule with its settings, for a sentence.
-
-    Example:
-        >>> written(SGD(momentum=0.9)), written(Adam(weight_decay=0.01, decoupled=True))
-        ('SGD(momentum=0.9)', 'AdamW(weight_decay=0.01)')
-    """
-    plain = type(rule)()
-    changed = {name: value for name, value in vars(rule).items() if value != getattr(plain, name)}
-    settings = ", ".join(f"{name}={value}" for name, value in changed.items() if name != "decoupled")
-    return f"{'AdamW' if isinstance(rule, Adam) and rule.decoupled else type(rule).__name__}({settings})"

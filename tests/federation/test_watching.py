@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from expunge.federation.engines.flower.watching import Watch
 from expunge.federation.training.recipe import SGD, Adam, AdamW, second_moments
+from expunge.federation.training.watching import Watch
 from federation.small import FEATURES, mlp, norm_net, samples
 
 INPUTS, LABELS = samples(12)

@@ -1,4 +1,4 @@
-"""How a site trained in one round: what its training reply says beside its name, and how the server reads it."""
+"""How a client trained in one round, as it was seen; on Flower its training reply says so, and the server reads it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord
-
 from expunge.errors import RequestError
 from expunge.federation.training.recipe import SGD, Adam, Recipe
-
-STAMP = "expunge"
-"""The record in a training reply that names the site; strategies look at array and metric records only."""
-
-PROBLEM = "cannot-help"
-"""In the stamp of a site that could not do a task later: why."""
 
 Rule = SGD | Adam
 """The optimisers that can be read from torch's, and kept in a store."""
@@ -25,19 +17,19 @@ Rule = SGD | Adam
 
 @dataclass(frozen=True)
 class Note:
-    """What a site's torch optimisers did in one round.
+    """What a client's torch optimisers did in one round.
 
     Attributes:
-        rule: of all that the site sends; None where no one rule describes it, and ``problem`` says why.
+        rule: of all that the client sends; None where no one rule describes it, and ``problem`` says why.
         learning_rate: the mean over its steps.
         steps: how many it made.
         moments: root mean square gradients by the names of the arrays that it sends, where its optimiser has them.
-        problem: what cannot be followed, to be read after the site's name.
+        problem: what cannot be followed, to be read after the client's name.
         apart: the names of arrays that it sends, but had trained from values of its own.
 
     Example:
         >>> note = Note(SGD(momentum=0.9), 0.1, 12)
-        >>> Note.read("ada", ConfigRecord(note.facts())) == note
+        >>> Note.read("ada", note.facts()) == note
         True
     """
 
@@ -59,7 +51,7 @@ class Note:
         return found | ({"problem": self.problem} if self.problem else {})
 
     @classmethod
-    def read(cls, name: str, stamp: ConfigRecord) -> Note | None:
+    def read(cls, name: str, stamp: Mapping[str, Any]) -> Note | None:
         """What a site says; None where it says nothing, and refused where it is nonsense."""
         if "steps" not in stamp:
             return None
@@ -77,6 +69,19 @@ class Note:
             raise RequestError(
                 f"What site {name!r} says of its training cannot be read: bring site and server to the same version."
             ) from unread
+
+
+def written(rule: Rule) -> str:
+    """The rule with its settings, for a sentence.
+
+    Example:
+        >>> written(SGD(momentum=0.9)), written(Adam(weight_decay=0.01, decoupled=True))
+        ('SGD(momentum=0.9)', 'AdamW(weight_decay=0.01)')
+    """
+    plain = type(rule)()
+    changed = {name: value for name, value in vars(rule).items() if value != getattr(plain, name)}
+    settings = ", ".join(f"{name}={value}" for name, value in changed.items() if name != "decoupled")
+    return f"{'AdamW' if isinstance(rule, Adam) and rule.decoupled else type(rule).__name__}({settings})"
 
 
 _PLAIN = Recipe().as_dict()["server"]

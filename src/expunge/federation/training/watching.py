@@ -1,8 +1,8 @@
-"""What a site's torch optimisers do while its app trains, seen through torch's own hooks: the app has to say nothing.
+"""What a client's torch optimisers do while it trains, seen through torch's own hooks: its code has to say nothing.
 
-Every step of every torch optimiser in the handler's thread is looked at: which optimiser, its settings, its rate, and
-in the end Adam's second moments. Only what the site sends counts: personal heads and other parts that stay at the site
-may train as they like. What is sent is known again by its values, or, where they were changed on the way (clipped,
+Every step of every torch optimiser in the same thread is looked at: which optimiser, its settings, its rate, and in the
+end Adam's second moments. Only what the client sends counts: personal heads and other parts that stay with it may train
+as they like. What is sent is known again by its values, or, where they were changed on the way (clipped,
 boosted), by its shapes in their order.
 """
 
@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.hooks import RemovableHandle
 
 from expunge.errors import RequestError
-from expunge.federation.engines.flower.notes import Note, Rule
+from expunge.federation.training.notes import Note, Rule
 from expunge.federation.training.recipe import SGD, Adam, second_moments
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

@@ -1,0 +1,7 @@
+"""What a site's replies are stamped with."""
+
+STAMP = "expunge"
+"""The record in a training reply that names the site; strategies look at array and metric records only."""
+
+PROBLEM = "cannot-help"
+"""In the stamp of a site that could not do a task later: why."""

@@ -1,0 +1,191 @@
+"""A memory that watches clients train needs to be told nothing, and is as one that was told the truth."""
+
+import pytest
+import torch
+from torch import nn
+
+from expunge.errors import RequestError
+from expunge.federation.keeping.memory import Memory
+from expunge.federation.training.recipe import SGD, Adam, AdamW, FedAvgM, Measured, Recipe, second_moments
+from federation.small import mlp, samples
+
+DATA = {name: samples(count) for name, count in {"ada": 12, "bob": 20, "cyd": 16}.items()}
+
+
+def once(local, name, made):
+    """One local round: the update, and the optimiser as it is after it."""
+    before = {key: value.clone() for key, value in local.state_dict().items()}
+    inputs, labels = DATA[name]
+    optimiser = made(local.parameters())
+    for number in range(3):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(local(inputs[number:]), labels[number:]).backward()
+        optimiser.step()
+    return {key: value - before[key] for key, value in local.state_dict().items()}, optimiser
+
+
+def federate(memory, model, made, *, told, rounds=2, watched=True):
+    """Rounds that are watched, or told the truth."""
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    for _ in range(rounds):
+        updates, moments = {}, {}
+        for name in DATA:
+            local = mlp()
+            local.load_state_dict(model.state_dict())
+            if watched:
+                with memory.watching(name, local):
+                    updates[name], optimiser = once(local, name, made)
+            else:
+                updates[name], optimiser = once(local, name, made)
+            if told.get("moments"):
+                moments[name] = second_moments(optimiser)
+        given = {"learning_rate": 0.05, "steps": 3, **({"moments": moments} if moments else {})}
+        memory.record(updates, dict.fromkeys(DATA, 1), **({} if watched else given))
+        state = model.state_dict()
+        model.load_state_dict({key: state[key] + sum(own[key] for own in updates.values()) / 3 for key in state})
+    model.load_state_dict(start)
+
+
+@pytest.mark.parametrize(
+    ("made", "rule"),
+    [
+        (lambda own: torch.optim.SGD(own, lr=0.05), SGD()),
+        (lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9, weight_decay=0.01), SGD(0.9, weight_decay=0.01)),
+        (lambda own: torch.optim.Adam(own, lr=0.05), Adam()),
+        (lambda own: torch.optim.AdamW(own, lr=0.05), AdamW()),
+    ],
+)
+def test_it_is_as_if_the_truth_had_been_told(made, rule, tmp_path):
+    model = mlp()
+    watching, told = Memory(model), Memory(model, Recipe(rule))
+    federate(watching, model, made, told={})
+    federate(told, model, made, told={"moments": rule.adaptive}, watched=False)
+    assert watching.recipe == told.recipe
+    assert watching.works(None) == told.works(None)
+    watching.save(tmp_path / "memory")
+    assert Memory.load(tmp_path / "memory").recipe.client == rule
+
+
+def test_the_servers_rule_stays_as_it_is_stated():
+    model = mlp()
+    memory = Memory(model, Recipe(server=FedAvgM(0.3)))
+    federate(memory, model, lambda own: torch.optim.Adam(own, lr=0.05), told={})
+    assert memory.recipe == Recipe(Adam(), FedAvgM(0.3))
+
+
+def test_a_folder_has_what_was_seen(tmp_path):
+    model = mlp()
+    federate(Memory(model, folder=tmp_path / "own"), model, lambda own: torch.optim.AdamW(own, lr=0.05), told={})
+    assert Memory.load(tmp_path / "own").recipe.client == AdamW()
+
+
+class TestRefused:
+    def test_another_optimiser_than_stated(self):
+        model = mlp()
+        memory = Memory(model, Recipe(SGD(momentum=0.5)))
+        with pytest.raises(RequestError, match=r"'ada' trains with SGD\(momentum=0.9\), where SGD\(momentum=0.5\)"):
+            federate(memory, model, lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9), told={})
+        assert memory.rounds == 0
+
+    def test_another_optimiser_than_before(self):
+        model = mlp()
+        memory = Memory(model)
+        federate(memory, model, lambda own: torch.optim.SGD(own, lr=0.05), told={}, rounds=1)
+        with pytest.raises(RequestError, match="the training so far"):
+            federate(memory, model, lambda own: torch.optim.AdamW(own, lr=0.05), told={}, rounds=1)
+        assert (memory.recipe, memory.rounds) == (Recipe(), 1)
+
+    def test_clients_that_differ(self):
+        model = mlp()
+        memory, made = Memory(model), {"ada": torch.optim.SGD, "bob": torch.optim.Adam}
+        updates = {}
+        for name, kind in made.items():
+            local = mlp()
+            with memory.watching(name, local):
+                updates[name], _ = once(local, name, lambda own, kind=kind: kind(own, lr=0.05))
+        with pytest.raises(RequestError, match="'bob' trains with Adam"):
+            memory.record(updates, dict.fromkeys(made, 1))
+
+    @pytest.mark.parametrize(
+        ("stated", "words"), [({"learning_rate": 0.5}, r"0\.05, where 0\.5"), ({"steps": 8}, "3, where 8")]
+    )
+    def test_rates_and_steps_that_are_stated_otherwise(self, stated, words):
+        memory, local = Memory(mlp()), mlp()
+        with memory.watching("ada", local):
+            update, _ = once(local, "ada", lambda own: torch.optim.SGD(own, lr=0.05))
+        with pytest.raises(RequestError, match=words):
+            memory.record({"ada": update}, {"ada": 1}, **stated)
+
+    def test_somebody_who_was_not_watched(self):
+        memory, local = Memory(mlp()), mlp()
+        with memory.watching("ada", local):
+            update, _ = once(local, "ada", lambda own: torch.optim.SGD(own, lr=0.05))
+        with pytest.raises(RequestError, match="'bob' was not watched"):
+            memory.record({"ada": update, "bob": update}, {"ada": 1, "bob": 1})
+
+    def test_an_optimiser_that_nobody_has_described(self):
+        local = mlp()
+        with (
+            pytest.raises(RequestError, match=r"'ada' trains with RMSprop, .*Measured"),
+            Memory(mlp()).watching("ada", local),
+        ):
+            once(local, "ada", lambda own: torch.optim.RMSprop(own, lr=0.05))
+
+    def test_momentum_that_goes_on_from_round_to_round(self):
+        memory, local = Memory(mlp()), mlp()
+        optimiser = torch.optim.SGD(local.parameters(), lr=0.05, momentum=0.9)
+        with memory.watching("ada", local):
+            once(local, "ada", lambda _: optimiser)
+        with pytest.raises(RequestError, match="from one round to the next"), memory.watching("ada", local):
+            once(local, "ada", lambda _: optimiser)
+
+    def test_nothing_was_trained(self):
+        with pytest.raises(RequestError, match="No optimiser of torch made a step"), Memory(mlp()).watching("a", mlp()):
+            pass
+
+    def test_a_part_that_no_optimiser_trained(self):
+        """Somebody else moved it, so nothing is known of how it answers."""
+        memory, local = Memory(mlp()), mlp()
+        _, *others = local.parameters()
+        with memory.watching("ada", local):
+            update, _ = once(local, "ada", lambda _: torch.optim.Adam(others, lr=0.05))
+        update[next(iter(update))] += 1.0
+        with pytest.raises(RequestError, match=r"Second moments of .* were not seen"):
+            memory.record({"ada": update}, {"ada": 1})
+
+
+def test_a_failure_while_training_leaves_nothing_behind():
+    memory, local = Memory(mlp()), mlp()
+    with pytest.raises(TypeError), memory.watching("ada", local):
+        once(local, "ada", lambda own: torch.optim.SGD(own, lr=None))
+    size = sum(parameter.numel() for parameter in local.parameters())
+    memory.record({"ada": torch.ones(size)}, {"ada": 1}, learning_rate=0.1, steps=2)
+    assert memory.shares == [{"ada": 1.0}]
+
+
+def test_a_rule_of_ones_own_stands_for_whatever_is_seen():
+    rule = Measured(lambda model, name: None)
+    memory, local = Memory(mlp(), Recipe(rule)), mlp()
+    with memory.watching("ada", local):
+        update, _ = once(local, "ada", lambda own: torch.optim.RMSprop(own, lr=0.05))
+    memory.record({"ada": update}, {"ada": 1})
+    assert memory.recipe.client is rule
+    assert memory.works(None)[0]["ada"].learning_rate == 0.05
+
+
+def test_a_head_that_stays_with_the_client_trains_as_it_likes():
+    model, local = mlp(), mlp()
+    last = list(dict(local.named_parameters()))[-2:]
+    shared = [name for name, _ in model.named_parameters() if name not in last]
+    memory, named = Memory(model, parameters=shared), dict(local.named_parameters())
+    before = {name: named[name].detach().clone() for name in shared}
+    with memory.watching("ada", local):
+        body = torch.optim.Adam([named[name] for name in shared], lr=0.05)
+        head = torch.optim.SGD([named[name] for name in last], lr=0.5, momentum=0.9)
+        inputs, labels = DATA["ada"]
+        nn.functional.cross_entropy(local(inputs), labels).backward()
+        body.step()
+        head.step()
+    memory.record({"ada": {name: named[name].detach() - before[name] for name in shared}}, {"ada": 1})
+    assert memory.recipe.client == Adam()
+    assert list(memory.works(None)[0]["ada"].moments) == second_moments(body)
