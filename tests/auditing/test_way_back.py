@@ -118,14 +118,27 @@ class TestOnARealNetwork:
         assert found.verdict is Verdict.UNDECIDED
         assert f"{name}[1]" in found.reason
 
-    def test_a_fresh_model_given_as_one_of_its_start_is_refused(self, world):
-        wrong = replace_last(world, world.honest)
-        with pytest.raises(RequestError, match=r"same_start\[4\] has not the trained model's start"):
-            judged(wrong, world.same)
+    def test_a_fresh_model_given_as_one_of_its_start_is_named_and_left_out(self, world):
+        found = judged(with_own(world, [*world.own[:-1], world.honest]), world.same)
+        assert "Left out: same_start[4], no nearer" in found.reason
+        assert "was not asked" not in found.reason
+        alone = judged(with_own(world, world.own[:-1]), world.same, own=4)
+        assert values(found) == values(alone)
+
+    def test_where_all_of_them_are_no_mixture_is_asked_for_and_that_is_said(self, world):
+        few = SimpleNamespace(**{**vars(world), "fresh": world.fresh[:3]})
+        found = judged(with_own(few, [world.honest, *world.fresh[3:]]), world.same)
+        assert "same_start[0] and same_start[1] and same_start[2]" in found.reason
+        assert "mixed in was not asked" in found.reason
+        assert not any(one.measure.name in ON_THE_WAY for one in found.findings)
 
 
-def replace_last(world, model):
-    return SimpleNamespace(**{**vars(world), "own": [*world.own[:-1], model]})
+def with_own(world, models):
+    return SimpleNamespace(**{**vars(world), "own": models})
+
+
+def values(found):
+    return {one.measure.name: (one.value, one.retrained, one.margin) for one in found.findings}
 
 
 class TestTheDoor:

@@ -7,7 +7,7 @@ models sit the same exam. An audit draws its questions when the model is fixed (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -27,7 +27,7 @@ from expunge.auditing.measured import (
     kept_share,
     on_the_way,
     require_comparable,
-    require_own_start,
+    strangers,
 )
 from expunge.auditing.measures import LEAST, STAND_INS, Compared, Measure, compared
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
@@ -155,7 +155,6 @@ class Exam:
         """
         others = [other for other in retrained if other is not measured]
         require_comparable(measured, trained, others)
-        require_own_start(trained, others)
         for what, least, count in (
             ("forgotten", LEAST_FORGOTTEN, len(self.forgotten[1])),
             ("unseen", LEAST_UNSEEN, len(self.unseen[1])),
@@ -172,8 +171,11 @@ class Exam:
                     f"It repeats the answers of {name}[{source}], which says nothing of its own: compare with others."
                 )
                 return Judgement(Verdict.UNDECIDED, text, attempt=attempt)
+        strange = strangers(trained, others)
+        others = [other for other in others if other not in strange.values()]
         asked = self.compared(measured, trained, others)
         found = judge(asked if since is None else since_first(asked, since.findings), attempt)
+        found = replace(found, reason=found.reason + _left_out(strange, others))
         if found.verdict is Verdict.EQUIVALENT and since is None and _is_out_of_the_way(measured, others):
             text = "Nothing speaks against it, but it is of another architecture than the trained model, so whether the"
             told = f"{text} trained model's weights are mixed into it cannot be asked."
@@ -299,6 +301,16 @@ def since_first(asked: Sequence[Compared], first: Sequence[Finding]) -> list[Com
         for one in asked
         if one.measure.name in margins
     ]
+
+
+def _left_out(strange: Collection[int], others: Sequence[Measured]) -> str:
+    """Which models of the trained one's start were left out, and whether others were enough."""
+    if not strange:
+        return ""
+    names = " and ".join(f"same_start[{number}]" for number in strange)
+    enough = sum(other.same_start for other in others) >= LEAST
+    rest = "" if enough else " Whether the trained model's weights are mixed in was not asked, therefore."
+    return f" Left out: {names}, no nearer to the trained model than models of fresh starts.{rest}"
 
 
 def _is_out_of_the_way(measured: Measured, retrained: Sequence[Measured]) -> bool:

@@ -156,20 +156,20 @@ def require_comparable(measured: Measured, trained: Measured, retrained: Sequenc
             raise RequestError(f"The {name} is one of the retrained models: it cannot be compared with itself.")
 
 
-def require_own_start(trained: Measured, retrained: Sequence[Measured]) -> None:
-    """Refuse a retrained model that is said to share the trained one's start, and cannot.
+def strangers(trained: Measured, retrained: Sequence[Measured]) -> dict[int, Measured]:
+    """By their numbers, retrained models that are said to share the trained one's start, and do not look like it.
 
-    It lies no nearer to it than fresh ones do, and half way between the two models answer worse than at either end.
+    They lie no nearer to it than fresh ones do, and half way between the two models answer worse than at either end: a
+    wild training leads as far away as another start would, and neither tells what is to be expected on the way back.
     """
     fresh = [other.model for other in retrained if not other.same_start]
+    found = {}
     for number, own in enumerate(other for other in retrained if other.same_start):
         if own.ask_half_way is None or shares_start(trained.model, [own.model], fresh):
             continue
         if own.ask_half_way() < min(one.alone["test_accuracy"] for one in (own, trained)) - WORSE:
-            raise RequestError(
-                f"same_start[{number}] has not the trained model's start: its weights lie no nearer to that model than"
-                " those of fresh ones, so give it among these."
-            )
+            found[number] = own
+    return found
 
 
 def shares_start(trained: Snapshot, own: Sequence[Snapshot], fresh: Sequence[Snapshot]) -> bool:
