@@ -31,7 +31,7 @@ from expunge.unlearning.retained import Retained
 from expunge.unlearning.retrace import HALF_WAY
 from expunge.unlearning.retrace_options import estimate
 from federation.masking import MaskedEngine
-from federation.small import clients, linear, mlp, norm_net
+from federation.small import clients, mlp, norm_net
 from unlearning.presets import RETRACE, forgotten
 from unlearning.test_correction import WatchedEngine
 
@@ -131,14 +131,13 @@ def test_rows_of_the_pull_share_messages_and_one_without_length_stays_so():
         (mlp, dataclasses.replace(PLAN, recipe=Recipe(Adam()), learning_rate=0.01), {}),
         (mlp, dataclasses.replace(PLAN, recipe=Recipe(server=FedAvgM(0.3, 0.9))), {}),
         (norm_net, PLAN, {}),
-        (linear, PLAN, {}),
         (mlp, PLAN, {"coupled": False}),
         (mlp, PLAN, {"filter": "response"}),
         (mlp, PLAN, {"damping": 0.1}),
         (mlp, PLAN, {"correction": False, "long_step_ratio": RETRACE.long_step_ratio}),
         (mlp, PLAN, {"long_step_ratio": 10.0}),
     ],
-    ids=["Adam", "FedAvgM", "batch norm", "linear", "not coupled", "response", "damped", "uncorrected", "short"],
+    ids=["Adam", "FedAvgM", "batch norm", "not coupled", "response", "damped", "uncorrected", "short"],
 )
 def test_elsewhere_nobody_is_asked_for_products(build, plan, options):
     engine, state = trained(build, plan)

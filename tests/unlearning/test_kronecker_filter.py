@@ -21,6 +21,7 @@ from expunge.federation.training.recipe import Recipe
 from expunge.federation.training.response import Response
 from expunge.federation.training.works import Round, Work
 from expunge.unlearning.lengths import LENGTHS, longest_safe
+from expunge.unlearning.one_layer import CHECKED
 from expunge.unlearning.repair import Correction
 from expunge.unlearning.request import Request
 from expunge.unlearning.retained import Retained
@@ -125,7 +126,7 @@ def test_the_whole_step_is_tried_before_shorter_ones():
     federation, state = many(copies=10)
     roomy = forgotten(federation.engine(), state, LEAVER, dataclasses.replace(RETRACE, tau=1e6))
     assert roomy.details["steps"][0]["length"] == 1.0
-    assert roomy.cost.rounds == 2 + 2 + 2  # a short round, and a correction
+    assert roomy.cost.rounds == 2 + CHECKED + 2 + 2  # that it is a squared error, a short round, and a correction
     tight = forgotten(federation.engine(), state, LEAVER, dataclasses.replace(RETRACE, tau=0.01))
     assert tight.details["steps"][0]["length"] < 1.0
     assert tight.cost.rounds <= RETRACE.expected_rounds

@@ -274,6 +274,11 @@ class KroneckerCurvature:
         return len(self._bases)
 
     @property
+    def is_one_layer(self) -> bool:
+        """Whether one layer has all the parameters, as in logistic regression or in a head on a frozen trunk."""
+        return len(self._bases) == 1 and not self._diagonal
+
+    @property
     def over_tokens(self) -> bool:
         """Whether a layer works over tokens or steps: it has two products, or a matrix has none, as recurrent ones."""
         return any(base.block.terms > 1 for base in self._bases) or self.without_factors > 0

@@ -270,8 +270,12 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> Tridiagonal:
     return lanczos_of_rows(lambda rows: product(rows[0])[None], start[None], iterations)[0]
 
 
-def lanczos_of_rows(product: Product, starts: Tensor, iterations: int) -> list[Tridiagonal]:
+def lanczos_of_rows(
+    product: Product, starts: Tensor, iterations: int, enough: Callable[[list[Tridiagonal]], bool] | None = None
+) -> list[Tridiagonal]:
     """The same from each row of a matrix, side by side: each step is one product with as many rows as still go on.
+
+    ``enough`` is shown what is known after each step, and says whether it will do.
 
     Example:
         >>> A = torch.diag(torch.tensor([1.0, 4.0]))
@@ -290,6 +294,8 @@ def lanczos_of_rows(product: Product, starts: Tensor, iterations: int) -> list[T
             raise NumericalError("A curvature product is NaN or infinite: check the model and the data.")
         for way, image in zip(going, images, strict=True):
             way.step(image, last=step + 1 == iterations)
+        if enough is not None and enough([way.found() for way in ways]):
+            break
     return [way.found() for way in ways]
 
 

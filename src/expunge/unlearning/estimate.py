@@ -61,7 +61,8 @@ class Size:
         asked: whether those who stay may be asked how stiff they are, after which one filter more is tried; of adapters
             an exact product tells it.
         rows: vectors of the pull, whose products are asked for apart.
-        half_way: whether curvature may be looked at half way.
+        half_way: whether curvature may be looked at half way, where the step is long.
+        one_layer: whether the model has one layer, so that it is looked at whatever the step.
         pull: how long the recorded pull's vectors are together, beside the model itself; no step by them is longer.
     """
 
@@ -80,6 +81,7 @@ class Size:
     asked: bool = False
     rows: int = 1
     half_way: bool = False
+    one_layer: bool = False
     pull: float = math.inf
 
     @classmethod
@@ -107,7 +109,8 @@ class Size:
         halved = one_rate and isinstance(state.trained_by.server, FedAvg) and not norm
         asking, pull = answers if asked else measured, _pull(state, parties) if kept else math.inf
         rows = max(1, stretches, checkpoints)
-        return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, pull)
+        alone = sum(len(shape) > 1 for shape in shapes) == 1 and len(shapes) <= 2 and not norm
+        return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, alone, pull)
 
 
 def _pull(state: ServerState, parties: Parties) -> float:

@@ -22,7 +22,7 @@ clients with one rate, and FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -73,16 +73,23 @@ class ByProducts:
     seen: Sequence[Tridiagonal | None]
 
     @classmethod
-    def of(cls, product: Product, vectors: Tensor, iterations: int) -> ByProducts:
-        """Lanczos from each row side by side: as many messages as one takes, in single precision at least."""
+    def of(cls, product: Product, vectors: Tensor, iterations: int, enough: Enough | None = None) -> ByProducts:
+        """Lanczos from each row side by side: as many messages as one takes, in single precision at least.
+
+        ``enough`` is shown what is known after each of them, and says whether it will do.
+        """
         exact = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         used = exact.norm(dim=1) > 0
 
         def wide(rows: Tensor) -> Tensor:
             return product(rows.to(vectors.dtype)).to(exact.dtype)
 
-        seen = iter(lanczos_of_rows(wide, exact[used], iterations))
-        return cls([next(seen) if own else None for own in used.tolist()])
+        def known(seen: Sequence[Tridiagonal]) -> ByProducts:
+            each = iter(seen)
+            return cls([next(each) if own else None for own in used.tolist()])
+
+        will_do = None if enough is None else lambda seen: enough(known(seen))
+        return known(lanczos_of_rows(wide, exact[used], iterations, will_do))
 
     def apply(self, function: Filter, vectors: Tensor) -> Tensor:
         """``f(G) v`` for each row of the pull, which these must be, with the function's own row for it."""
@@ -98,6 +105,9 @@ class ByProducts:
             values = torch.linalg.eigvalsh(own.matrix) if own is not None else torch.zeros(1)
             if float(values[0]) < -NEGATIVE * float(values[-1].abs()):
                 raise NumericalError("Products tell of negative curvature: somebody replied something else than asked.")
+
+
+Enough = Callable[[ByProducts], bool]
 
 
 def half_way(
@@ -117,21 +127,38 @@ def half_way(
         NumericalError: what was replied cannot be right, or tells that the pull is felt far more than the factors say:
             the step would be less than half of theirs, which a single client can claim.
     """
-    middle = model.moved(model.parameters - PLACE * first)
-    product = stay.looking_at(samples(stay.samples, trained, len(pull.vectors))).product(middle)
-    factors = curvature.applying(lambda values, _: values, pull.vectors)
-
-    def shrunk(rows: Tensor) -> Tensor:
-        return (1 - SHRUNK) * product(rows) + SHRUNK * factors(rows)
-
-    found = ByProducts.of(shrunk, pull.vectors, PRODUCTS)
-    found.require_curvature()
-    if float(pull.left(found.apply).norm()) < SHORTEST * float(first.norm()):
-        raise NumericalError("Products tell that little of the pull is left, far less than the factors say.")
+    looking = stay.looking_at(samples(stay.samples, trained, len(pull.vectors)))
+    found = by_products(looking, model.moved(model.parameters - PLACE * first), pull, curvature, SHRUNK)
+    require_believable(found, pull, first)
     return found
 
 
-def samples(most: int | None, trained: float, rows: int) -> int | None:
+def by_products(
+    stay: Retained,
+    middle: Snapshot,
+    pull: Pull,
+    curvature: KroneckerCurvature,
+    shrunk: float,
+    enough: Enough | None = None,
+) -> ByProducts:
+    """Lanczos from the pull by the curvature of those who stay at this model, shrunk towards the factors."""
+    product = stay.product(middle)
+    factors = curvature.applying(lambda values, _: values, pull.vectors)
+
+    def mixed(rows: Tensor) -> Tensor:
+        return (1 - shrunk) * product(rows) + shrunk * factors(rows)
+
+    return ByProducts.of(mixed, pull.vectors, PRODUCTS, enough)
+
+
+def require_believable(found: ByProducts, pull: Pull, first: Tensor) -> None:
+    """Refuse products that cannot be right, given the step by factors."""
+    found.require_curvature()
+    if float(pull.left(found.apply).norm()) < SHORTEST * float(first.norm()):
+        raise NumericalError("Products tell that little of the pull is left, far less than the factors say.")
+
+
+def samples(most: int | None, trained: float, rows: int, work: float = WORK) -> int | None:
     """How many samples a product looks at, given how many may be looked at and the training went through.
 
     Example:
@@ -140,7 +167,7 @@ def samples(most: int | None, trained: float, rows: int) -> int | None:
     """
     if most is None:
         return None
-    return min(most, max(FEWEST, int(min(MOST, trained / (WORK * PRODUCT_COST * PRODUCTS * rows)))))
+    return min(most, max(FEWEST, int(min(MOST, trained / (work * PRODUCT_COST * PRODUCTS * rows)))))
 
 
 def _of_row(function: Filter, row: int, values: Tensor) -> Tensor:

@@ -75,6 +75,15 @@ class Pull:
 
         return self.left(flat)
 
+    @property
+    def together(self) -> Pull:
+        """All of it in one row, which came over the rounds as the lengths of its stretches say."""
+        if self.spreads is None or len(self.vectors) == 1:
+            return self
+        lengths = self.vectors.double().norm(dim=1)
+        spread = (lengths / lengths.sum()) @ self.spreads.double()
+        return replace(self, vectors=self.vectors.sum(dim=0)[None], spreads=spread.to(self.spreads)[None])
+
     def left(self, apply: Apply, stiffer: float = 1.0, spread: float = 0.0) -> Tensor:
         """What is left of it in the model at the end, where curvature is so many times larger, spread like this."""
         return apply(Answered(*self._known, stiffer, spread), self.vectors).sum(dim=0)

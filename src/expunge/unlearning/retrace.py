@@ -8,9 +8,9 @@ others trained afterwards, kept in directions that are flat for G_r, gone in cur
 
 with G_r the Gauss-Newton matrix of the clients that stay, and f the training's own response to a pull, run on a
 quadratic: optimisers, schedules, server momentum, absent clients are in it (training/response.py). `retrace` takes G_r
-apart layer by layer into Kronecker factors (K-FAC): one message, and f is exact; a long step is filtered anew by
-products half way (half_way.py). `retrace-krylov` sees it through k products, a message each. Where no vector was kept,
-as of samples whose client stays, the owners replay a few rounds (pulls.py).
+apart layer by layer into Kronecker factors (K-FAC): one message, and f is exact; a long step, and any of a model of one
+layer, is filtered anew by products half way (half_way.py, one_layer.py). `retrace-krylov` sees it through k products, a
+message each. Where no vector was kept, as of samples whose client stays, the owners replay a few rounds (pulls.py).
 
 Where it fails: it is first order in the pull, and the curvature of the end stands for that of the way.
 """
@@ -33,6 +33,7 @@ from expunge.errors import NumericalError, RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.training.recipe import Adam, FedAvg, Measured
+from expunge.federation.training.response import Response
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
 from expunge.unlearning.doubts import doubts, far
@@ -40,6 +41,7 @@ from expunge.unlearning.estimate import FURTHER, LOUD
 from expunge.unlearning.filters import damped
 from expunge.unlearning.half_way import FARTHEST, ByProducts, half_way
 from expunge.unlearning.lazily import Lazily
+from expunge.unlearning.one_layer import by_exact_curvature
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.preparation import (
     away_warnings,
@@ -103,7 +105,8 @@ class _Ready:
         left = taken.memory.bound_to(taken.model, momentum) if taken.memory is not None else None
         warnings = (*away_warnings(self.state, self.parties), *shortened(taken, tau))
         warnings += memory_warnings(self.parties, left)
-        warnings += far(self.state.model, taken) if details.get("layers", 0) > 1 else ()
+        first_order = details.get("layers", 0) > 1 or taken.record["filter"] == HALF_WAY  # else it is a squared error
+        warnings += far(self.state.model, taken) if first_order else ()
         return Outcome("retrace", self.state.moved(taken.model, left), cost, details=told, warnings=warnings)
 
 
@@ -136,11 +139,12 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         made |= {"response": lambda: reach * first()} if "response" in made else {}
         exact, said = _half_way(ready, pull, curvature, options, reach, first)
         if exact is not None:
-            made = {HALF_WAY: partial(pull.left, exact.apply), **made}
+            made = {HALF_WAY: lambda: exact, **made}
         steps = Lazily(made)
         expected = Lazily({name: partial(_expected, steps, name, curvature) for name in made})
         corrects = pull.response is not None and options.may_correct
-        mended = _corrections(engine, state, curvature, pull, options, long=exact is not None) if corrects else None
+        halved = exact is not None and curvature.layers > 1
+        mended = _corrections(engine, state, curvature, pull, options, long=halved) if corrects else None
         repairs = mended if mended is not None else lambda _: ready.recovery
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
         bounds = Bounds(options.tau, options.lengths, expected)
@@ -213,25 +217,40 @@ def _half_way(
     options: RetraceOptions,
     reach: float,
     first: Callable[[], Tensor],
-) -> tuple[ByProducts | None, tuple[str, ...]]:
-    """Exact curvature half way, where a network's step is long, its clients have one rate and the server FedAvg.
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The step by exact curvature half way: of a model of one layer, or of a network where `_may_be_halved`.
 
     With it, or without, what is to be said: where products cannot be right, the factors are taken alone.
     """
     state, response = ready.state, pull.response
-    if response is None or response.recipe.client.adaptive or not isinstance(response.recipe.server, FedAvg):
-        return None, ()
     # Batch-norm statistics of the middle are nobody's; over tokens the exact curvature along the pull is asked for.
-    if not options.may_look_half_way or curvature.layers < 2 or curvature.over_tokens or has_statistics(state.model):
-        return None, ()
-    ended = [state.model.moved(state.model.parameters - times * first()) for times in (reach, 1.0)]
-    if not is_long(state.model, ended[0], options.long_step_ratio) or is_long(state.model, ended[1], FARTHEST):
+    if response is None or not options.may_look_half_way or curvature.over_tokens or has_statistics(state.model):
         return None, ()
     trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
     try:
-        return half_way(ready.stay, state.model, pull, curvature, first(), trained), ()
+        if curvature.is_one_layer:
+            return by_exact_curvature(ready.stay, state.model, pull, curvature, first(), trained), ()
+        if not _may_be_halved(state, response, curvature, options, reach, first):
+            return None, ()
+        return pull.left(half_way(ready.stay, state.model, pull, curvature, first(), trained).apply), ()
     except NumericalError as problem:
         return None, (f"Curvature half way was not used, and the step is one by factors alone: {problem}",)
+
+
+def _may_be_halved(
+    state: ServerState,
+    response: Response,
+    curvature: KroneckerCurvature,
+    options: RetraceOptions,
+    reach: float,
+    first: Callable[[], Tensor],
+) -> bool:
+    """Whether a network's step is long, its clients have one rate and the server averages."""
+    one_rate = not response.recipe.client.adaptive and isinstance(response.recipe.server, FedAvg)
+    if not one_rate or curvature.layers < 2:
+        return False
+    ended = [state.model.moved(state.model.parameters - times * first()) for times in (reach, 1.0)]
+    return is_long(state.model, ended[0], options.long_step_ratio) and not is_long(state.model, ended[1], FARTHEST)
 
 
 def _answer(ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions) -> Answer | None:

@@ -27,6 +27,7 @@ from expunge.unlearning.estimate import (
     small_change,
 )
 from expunge.unlearning.half_way import PRODUCTS, samples
+from expunge.unlearning.one_layer import CHECKED, PASSES
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.recovery import RECOVERY_LENGTHS
 from expunge.unlearning.repair import CORRECTION_LENGTHS, PART, SCALES
@@ -61,12 +62,13 @@ class RetraceOptions(StepOptions):
             (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one; under SGD and FedAvg it
-            is filtered anew by exact curvature half way (half_way.py).
+            is filtered anew by exact curvature half way (half_way.py). A model of one layer always is (one_layer.py).
         round_lengths: how far a short round may be taken, from 0 on.
         coupled: how what layers do together is looked at: ``auto`` asks some of those who stay, under Adam, how they
             answer a displaced model, or of adapters takes the exact curvature along the pull with its spread; else it
             takes the exact curvature along the pull for models with layers over tokens or steps, one message, and for
-            others after a long step exact curvature half way, fifteen; ``True`` is always the exact curvature along
+            others after a long step, and for models of one layer, exact curvature half way, fifteen or up to 32;
+            ``True`` is always the exact curvature along
             the pull alone, ``False`` nothing.
     """
 
@@ -113,7 +115,7 @@ class RetraceOptions(StepOptions):
     @property
     def half_way_rounds(self) -> int:
         """Of these, those of exact curvature half way: its products, and where it is tried in vain, what follows."""
-        return PRODUCTS + 7 if self.may_look_half_way else 0
+        return CHECKED + PASSES * PRODUCTS + 7 if self.may_look_half_way else 0
 
     @property
     def may_look_half_way(self) -> bool:
@@ -172,7 +174,8 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     sharper = size.asked and options.filter == "auto" and options.coupled == "auto" and options.may_correct
     replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     long = replay or (1 + FURTHER) * size.pull > options.long_step_ratio
-    halved = options.may_look_half_way and size.half_way and long
+    halved = options.may_look_half_way and (size.one_layer or (size.half_way and long))
+    asked = CHECKED + PASSES * PRODUCTS if size.one_layer else PRODUCTS
     tries = 2 + sharper + halved if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
@@ -187,13 +190,15 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     work += size.measured
     messages, products, rows = options.expected_rounds + renewed + measured, bool(options.coupled), 0
     if halved:
-        looked = samples(options.samples(size.samples), math.inf, size.rows)
-        work += PRODUCT_COST * PRODUCTS * size.rows * (size.samples if looked is None else looked + size.clients)
-        rows = PRODUCTS * size.rows
+        together = 1 if size.one_layer else size.rows
+        looked = samples(options.samples(size.samples), math.inf, together)
+        work += PRODUCT_COST * asked * together * (size.samples if looked is None else looked + size.clients)
+        rows = asked * together
+        messages -= options.half_way_rounds - (asked + 7)
     elif options.may_look_half_way:
         messages -= options.half_way_rounds
     messages += 7 if sharper else 0  # a filter more in vain: one length of it, and what follows
-    sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed + (rows + PRODUCTS if halved else 0)
+    sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed + (rows + asked if halved else 0)
     down = sent * size.vector + small_change(messages)
     back = measured + products + tries * follows + renewed + rows
     up = size.factors + back * size.vector + small_change(messages)
