@@ -159,7 +159,7 @@ def choose(
     replays = getattr(found.options, "source", "auto") == "replay" or not Size.of(state, parties).vectors
     asks = found.asks_owners or (found.needs == "vectors" and replays)
     if found.needs == "vectors" and state.memory is not None:
-        warnings = (*warnings, *state.memory.doubts(state.schedule))
+        warnings = (*warnings, *state.memory.doubts(state.schedule, parties.leaving))
     if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
         shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}
         krylov = registered("retrace-krylov").configured(shared)

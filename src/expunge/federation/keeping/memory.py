@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adapt
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, corrections, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
-from expunge.federation.keeping.watched import Stated, agreed, seen
+from expunge.federation.keeping.watched import ALTERED, Stated, agreed, seen
 from expunge.federation.training.notes import Note
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
@@ -173,7 +173,7 @@ class Memory:
         layout = self._layout if self._layout is not None else Layout.of(model, self.parameters)
         if self.size not in (None, layout.size):
             raise RequestError("The memory was recorded with another model: its vectors have another length.")
-        with Watch() as watch:
+        with Watch(model=model) as watch:
             yield
         self._layout, self._seen[name] = layout, seen(name, watch, model, layout, self.recipe)
 
@@ -185,6 +185,7 @@ class Memory:
         learning_rate: PerClient = None,
         steps: PerClient = None,
         moments: Mapping[str, Sequence[float]] | None = None,
+        altered: Collection[str] = (),
         plain: bool = False,
     ) -> None:
         """Add one round: each participant's update (what it sent minus what it got) and its weight in the average.
@@ -196,10 +197,12 @@ class Memory:
                 (``watching``), ``forget`` has to be told.
             steps: local steps of this round, one for all or by client.
             moments: by client, what ``second_moments(optimiser)`` gives: needed under Adam and AdamW.
+            altered: clients that changed their gradients by more than a factor before their optimiser took them (noise,
+                clipping value by value): a forget says so. Where they are watched it is seen.
             plain: the mean was added as it is, whatever the server's rule.
         """
         vectors = {name: self._flat(update) for name, update in updates.items()}
-        stated = Stated(self.recipe, learning_rate, steps, moments)
+        stated = Stated(self.recipe, learning_rate, steps, moments, tuple(altered))
         if self._seen and self._layout is not None:
             stated = agreed(self._seen, stated, vectors, self._layout, first=not self._kept)
         total = float(sum(weights.get(name, 0.0) for name in vectors))
@@ -223,7 +226,8 @@ class Memory:
         lengths = dict(zip(pulls, norms, strict=True))
         looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
-        rounds = [*self._kept, replace(kept, pulls=lengths, peaks=peaks, mark=mark)]
+        altered = tuple(name for name in stated.altered if name in vectors)
+        rounds = [*self._kept, replace(kept, pulls=lengths, peaks=peaks, mark=mark, altered=altered)]
         place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
         self._go_on(replace(self._content, recipe=stated.recipe, rounds=rounds, stretches=stretches, place=place))
         self.recipe, self._seen = stated.recipe, {}
@@ -291,14 +295,16 @@ class Memory:
         rate = sum(work.share * work.learning_rate * work.steps for work in works) / (total * steps)
         return Schedule(rate, steps, len(self._kept), batch_size)
 
-    def doubts(self, schedule: Schedule | None) -> tuple[str, ...]:
-        """A sentence where clients that are stated to train by SGD look as if they trained by Adam."""
+    def doubts(self, schedule: Schedule | None, leaving: Collection[str] = ()) -> tuple[str, ...]:
+        """A sentence where those who stay changed their gradients, or who is stated to train by SGD looks like Adam."""
+        altered = tuple(dict.fromkeys(name for each in self._kept for name in each.altered if name not in leaving))
+        said = (ALTERED.format(names=listed(altered)),) if altered else ()
         works = self.works(schedule)
         if works is None or not isinstance(self.recipe.client, SGD):
-            return ()
+            return said
         pairs = zip(self._kept, works, strict=True)
         peaks = [(peak, own[n].learning_rate * own[n].steps) for each, own in pairs for n, peak in each.peaks.items()]
-        return (DOUBT.format(name=self.recipe.client.name),) if looks_adaptive(peaks) else ()
+        return (*said, DOUBT.format(name=self.recipe.client.name)) if looks_adaptive(peaks) else said
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||B_u||`` of each of these clients."""

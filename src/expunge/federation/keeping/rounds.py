@@ -31,6 +31,7 @@ class KeptRound:
         peaks: the shape of each participant's update, of the first rounds.
         plain: whether the mean was added as it is, whatever the server's rule.
         mark: length and sum of the mean update, by which the same round is known again; None once a participant left.
+        altered: participants whose gradients were changed by more than a factor before their optimiser took them.
     """
 
     shares: Mapping[str, float]
@@ -41,6 +42,7 @@ class KeptRound:
     peaks: Mapping[str, Peak] = field(default_factory=dict)
     plain: bool = False
     mark: tuple[float, float] | None = None
+    altered: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -87,13 +89,22 @@ class KeptRound:
         pulls = {name: length for name, length in self.pulls.items() if name != gone}
         peaks = {name: peak for name, peak in self.peaks.items() if name != gone}
         return replace(
-            self, shares=left, rates=rates, steps=steps, moments=moments, pulls=pulls, peaks=peaks, mark=None
+            self,
+            shares=left,
+            rates=rates,
+            steps=steps,
+            moments=moments,
+            pulls=pulls,
+            peaks=peaks,
+            mark=None,
+            altered=tuple(name for name in self.altered if name != gone),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what was not recorded is left out."""
         peaks = {name: [peak.height, peak.evenness] for name, peak in self.peaks.items()}
-        known = {"rates": self.rates, "steps": self.steps, "moments": self.moments, "pulls": self.pulls, "peaks": peaks}
+        known: dict[str, Any] = {"rates": self.rates, "steps": self.steps, "moments": self.moments}
+        known |= {"pulls": self.pulls, "peaks": peaks, "altered": self.altered}
         mark = ({"plain": True} if self.plain else {}) | ({"mark": list(self.mark)} if self.mark is not None else {})
         return {"shares": dict(self.shares), **{name: value for name, value in known.items() if value}, **mark}
 
@@ -115,7 +126,8 @@ class KeptRound:
             raise ValueError("the length of a pull is not a number of at least 0")
         peaks = {name: Peak(float(own[0]), float(own[1])) for name, own in written.get("peaks", {}).items()}
         mark = (float(mark[0]), float(mark[1])) if mark is not None else None
-        return replace(read, pulls=pulls, peaks=peaks, mark=mark)
+        altered = tuple(name for name in written.get("altered", ()) if name in shares)
+        return replace(read, pulls=pulls, peaks=peaks, mark=mark, altered=altered)
 
 
 def staying(

@@ -3,7 +3,8 @@
 A statement that is wrong takes a wrong step back without anybody noticing: momentum that is not told makes every answer
 of those who stay ten times too slow. What torch's optimisers did cannot be told wrong.
 
-Where it fails: what is done to gradients before a step (clipping, noise) or added to the loss (FedProx) is not seen.
+Where it fails: what is added to the loss (FedProx) is not seen, and of what is done to gradients before a step only the
+part that is a factor, as clipping by length is; the rest is said.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from expunge.federation.training.notes import Note, Rule, written
 from expunge.federation.training.recipe import SGD, ClientRule, Recipe
 from expunge.federation.training.watching import Arrays, Watch
 
+ALTERED = (
+    "Gradients were changed between backward and step by more than a factor (noise, clipping value by value, signs) at "
+    "{names}. Clients are taken to answer by as much as is left of their gradients, which is a guess: audit the model."
+)
+"""What a forget says where clients train so."""
+
 INSTEAD = "let it be measured, Memory(model, Recipe(Measured(train))), or describe its recursion"
 
 
@@ -33,6 +40,7 @@ class Stated:
     learning_rate: PerClient = None
     steps: PerClient = None
     moments: Mapping[str, Sequence[float]] | None = None
+    altered: tuple[str, ...] = ()
 
 
 def seen(name: str, watch: Watch, model: nn.Module, layout: Layout, recipe: Recipe) -> Note:
@@ -86,9 +94,12 @@ def agreed(
     steps = {name: note.steps for name, note in own.items()}
     for what, given, found in (("learning_rate", stated.learning_rate, rates), ("steps", stated.steps, steps)):
         _require_same(what, given, found)
-    if not recipe.client.adaptive:
-        return Stated(recipe, rates, steps, stated.moments)
-    return Stated(recipe, rates, steps, {name: _moments(name, own[name], updates[name], layout) for name in own})
+    rates = {name: note.rate for name, note in own.items()}
+    altered = tuple(dict.fromkeys((*stated.altered, *(name for name, note in own.items() if note.altered))))
+    moments = stated.moments
+    if recipe.client.adaptive:
+        moments = {name: _moments(name, own[name], updates[name], layout) for name in own}
+    return Stated(recipe, rates, steps, moments, altered)
 
 
 def _is_read(rule: ClientRule) -> bool:

@@ -15,6 +15,10 @@ Rule = SGD | Adam
 """The optimisers that can be read from torch's, and kept in a store."""
 
 
+UNLIKE = 0.1
+"""The part of what an optimiser took from which on a factor is no description of what was done to gradients."""
+
+
 @dataclass(frozen=True)
 class Note:
     """What a client's torch optimisers did in one round.
@@ -23,9 +27,12 @@ class Note:
         rule: of all that the client sends; None where no one rule describes it, and ``problem`` says why.
         learning_rate: the mean over its steps.
         steps: how many it made.
-        moments: root mean square gradients by the names of the arrays that it sends, where its optimiser has them.
+        moments: root mean square gradients by the names of the arrays that it sends, where its optimiser has them; as
+            they were before clipping.
         problem: what cannot be followed, to be read after the client's name.
         apart: the names of arrays that it sends, but had trained from values of its own.
+        kept: the factor by which gradients came out between backward and step, on the mean: clipped ones below 1.
+        unlike: the part of what the optimiser took that no such factor explains, as noise is.
 
     Example:
         >>> note = Note(SGD(momentum=0.9), 0.1, 12)
@@ -39,6 +46,18 @@ class Note:
     moments: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
     apart: tuple[str, ...] = ()
+    kept: float = 1.0
+    unlike: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """The learning rate that counts: clipped gradients move a model less far; Adam divides by them."""
+        return self.learning_rate * (1.0 if isinstance(self.rule, Adam) else self.kept)
+
+    @property
+    def altered(self) -> bool:
+        """Whether gradients were changed by more than a factor before the optimiser took them."""
+        return self.unlike > UNLIKE
 
     def facts(self) -> dict[str, Any]:
         """For the stamp; what there is not is left out."""
@@ -48,6 +67,7 @@ class Note:
         if self.moments:
             found |= {"moments-of": list(self.moments), "moments": [float(each) for each in self.moments.values()]}
         found |= {"apart": list(self.apart)} if self.apart else {}
+        found |= {"kept": self.kept, "unlike": self.unlike} if (self.kept, self.unlike) != (1.0, 0.0) else {}
         return found | ({"problem": self.problem} if self.problem else {})
 
     @classmethod
@@ -64,7 +84,9 @@ class Note:
             rate, steps = _numbers([stamp["learning-rate"], stamp["steps"]])
             own = dict(zip(names, moments, strict=True))
             apart = tuple(str(each) for each in _list(stamp.get("apart", [])))
-            return cls(rule, rate, steps, own, " ".join(str(stamp.get("problem", "")).split())[:500], apart)
+            kept, unlike = _numbers([stamp.get("kept", 1.0), stamp.get("unlike", 0.0)])
+            problem = " ".join(str(stamp.get("problem", "")).split())[:500]
+            return cls(rule, rate, steps, own, problem, apart, kept, unlike)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RequestError) as unread:
             raise RequestError(
                 f"What site {name!r} says of its training cannot be read: bring site and server to the same version."

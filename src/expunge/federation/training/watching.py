@@ -1,9 +1,9 @@
 """What a client's torch optimisers do while it trains, seen through torch's own hooks: its code has to say nothing.
 
-Every step of every torch optimiser in the same thread is looked at: which optimiser, its settings, its rate, and in the
-end Adam's second moments. Only what the client sends counts: personal heads and other parts that stay with it may train
-as they like. What is sent is known again by its values, or, where they were changed on the way (clipped,
-boosted), by its shapes in their order.
+Every step of every torch optimiser in the same thread is looked at: which optimiser, its settings, its rate, how much
+clipping left of its gradients (gradients.py), and in the end Adam's second moments. Only what the client sends counts:
+personal heads and other parts that stay with it may train as they like. What is sent is known again by its values, or,
+where they were changed on the way (clipped, boosted), by its shapes in their order.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from expunge.errors import RequestError
+from expunge.federation.training.gradients import Gradients
 from expunge.federation.training.notes import Note, Rule
 from expunge.federation.training.recipe import SGD, Adam, second_moments
 
@@ -71,6 +72,8 @@ class Watch:
 
     Args:
         received: gives what the site got to train from, to tell what it trains from values of its own.
+        model: what is trained, where it is known beforehand: else what becomes of gradients is seen from the second
+            step on.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -84,8 +87,10 @@ class Watch:
         ('SGD with momentum', 0.1, 3.0)
     """
 
-    def __init__(self, received: Callable[[], Arrays] = dict) -> None:
+    def __init__(self, received: Callable[[], Arrays] = dict, model: nn.Module | None = None) -> None:
         self._received = received
+        self._followed = () if model is None else tuple(model.parameters())
+        self._gradients = Gradients()
         self._known: dict[torch.dtype, set[str]] = {}
         self._apart: dict[Tensor, bool] = {}  # of each parameter: whether it began with values that were not received
         self._carried: dict[int, bool] = {}  # of each optimiser: whether it had a state before its first step here
@@ -95,6 +100,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._thread = threading.get_ident()
+        self._gradients.follow(self._followed)
         self._hooks = (
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -104,6 +110,7 @@ class Watch:
     def __exit__(self, *problem: object) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._gradients.leave()
 
     def note(self, sent: Callable[[], Arrays], l2: float = 0.0) -> Note | None:
         """What was seen of the parameters that are sent; None where no optimiser made a step.
@@ -123,17 +130,24 @@ class Watch:
         rates = {each.rate for each in trained}
         travel = _mean((each.parameter, each.count * each.rate) for each in trained)
         rate = rates.pop() if len(rates) == 1 else travel / steps
-        told = {name: moments[parameter] for name, parameter in named.items()}
         apart = [each.parameter for each in trained if self._apart.get(each.parameter)]
-        return Note(rule, rate, steps, told, problem, tuple(_names(apart, sent())) if apart else ())
+        kept, unlike = self._gradients.factor({each.parameter for each in trained})
+        told = {name: moments[parameter] / kept for name, parameter in named.items()}
+        named_apart = tuple(_names(apart, sent())) if apart else ()
+        return Note(rule, rate, steps, told, problem, named_apart, kept, unlike)
 
     def _before(self, optimiser: Optimizer, arguments: object, named: object) -> None:
         del arguments, named
-        if threading.get_ident() == self._thread and id(optimiser) not in self._carried:
+        if threading.get_ident() != self._thread:
+            return
+        own = [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
+        self._gradients.taken(own)
+        if id(optimiser) not in self._carried:
             kept = (value for state in optimiser.state.values() for value in state.values())
             self._carried[id(optimiser)] = any(value is not None for value in kept)
-            for parameter in (each for group in optimiser.param_groups for each in group["params"]):
-                if parameter.requires_grad and parameter not in self._apart:
+            self._gradients.follow(own)
+            for parameter in own:
+                if parameter not in self._apart:
                     self._apart[parameter] = self._is_apart(parameter)
 
     def _is_apart(self, parameter: Tensor) -> bool:

@@ -304,6 +304,7 @@ class Recorder(Strategy):
             learning_rate={name: own.training.learning_rate for name, own in sent.items()},
             steps={name: own.training.steps for name, own in sent.items()},
             moments={name: own.moments for name, own in sent.items() if own.moments},
+            altered=[name for name, own in sent.items() if own.training.altered],
         )
         require_followed(self._name, self._server, before, _mean(sent), snapshot.parameters, len(sent))
         memory = memory.bound_to(snapshot, memory.server_momentum)  # so that roundings of many rounds do not add up

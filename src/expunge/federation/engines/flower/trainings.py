@@ -23,6 +23,7 @@ class Training:
     rule: Rule
     learning_rate: float
     steps: float
+    altered: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Statement:
 
     Example:
         >>> Statement(SGD(), lambda number: 0.1 / number).of("ada", 10, Note(SGD(), 0.05, 20), 2)
-        Training(rule=SGD(...), learning_rate=0.05, steps=20)
+        Training(rule=SGD(...), learning_rate=0.05, steps=20, altered=False)
     """
 
     optimiser: Rule | None = None
@@ -75,7 +76,8 @@ class Statement:
         if not rate > 0:
             raise RequestError(f"Site {name!r} trained with a learning rate of 0: leave it out of such rounds.")
         mu = self.proximal_mu or (self.optimiser.proximal_mu if self.optimiser is not None else 0.0)
-        return Training(replace(rule, proximal_mu=mu), rate, steps)
+        altered = note is not None and note.altered
+        return Training(replace(rule, proximal_mu=mu), rate, steps, altered)
 
     def _rule(self, name: str, note: Note | None) -> Rule | None:
         if note is None or note.rule is None:
@@ -101,7 +103,7 @@ class Statement:
                 f"Site {name!r} trained round {number} with a learning rate of {note.learning_rate:g}, where "
                 f"{stated:g} is stated: leave learning_rate out, then it is read from the sites."
             )
-        return note.learning_rate
+        return note.rate
 
     def _steps(self, samples: int, note: Note | None) -> float | None:
         if note is not None:
