@@ -17,6 +17,12 @@ from federation.small import generator
 NAMES = ("ada", "bob", "cyd", "dan")
 
 
+@pytest.fixture(autouse=True)
+def _clients_train_elsewhere(monkeypatch):
+    """Nobody sees their optimisers, only what they send (test_onlooker.py has the others)."""
+    monkeypatch.setattr(Memory, "_look_on", lambda _: None)
+
+
 def data():
     found = {}
     for number, name in enumerate(NAMES):

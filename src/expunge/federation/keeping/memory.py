@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, co
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
 from expunge.federation.keeping.watched import ALTERED, Stated, agreed, seen
 from expunge.federation.training.notes import Note
+from expunge.federation.training.onlooker import Onlooker, misstated
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response
@@ -94,10 +96,12 @@ class Memory:
         self._kept: list[KeptRound] = []
         self._place: Place | None = None
         self._seen: dict[str, Note] = {}  # of this round
+        self._onlooker: Onlooker | None = None
         if snapshot is not None:
             self._place = Place.at(snapshot.parameters)
         self._folder = MemoryFolder.new(Path(folder)) if folder is not None else None
         self._is_draft = False
+        self._look_on()
         if self._folder is not None:
             self._go_on(self._content)  # recipe and starting weights are on disk before the first round
 
@@ -227,7 +231,8 @@ class Memory:
         looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
         altered = tuple(name for name in stated.altered if name in vectors)
-        rounds = [*self._kept, replace(kept, pulls=lengths, peaks=peaks, mark=mark, altered=altered)]
+        kept = replace(kept, pulls=lengths, peaks=peaks, mark=mark, altered=altered)
+        rounds = [*self._kept, self._looked_at(kept, stated.recipe)]
         place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
         self._go_on(replace(self._content, recipe=stated.recipe, rounds=rounds, stretches=stretches, place=place))
         self.recipe, self._seen = stated.recipe, {}
@@ -245,6 +250,7 @@ class Memory:
         other = self.copy()
         other._layout = model.layout if model.layout is not None else self._layout
         other._place = Place.at(model.parameters, len(self._kept), momentum)
+        other._look_on()
         return other
 
     def require_model(self, model: Snapshot) -> None:
@@ -299,6 +305,11 @@ class Memory:
         """A sentence where those who stay changed their gradients, or who is stated to train by SGD looks like Adam."""
         altered = tuple(dict.fromkeys(name for each in self._kept for name in each.altered if name not in leaving))
         said = (ALTERED.format(names=listed(altered)),) if altered else ()
+        told = (None, None) if schedule is None else (schedule.learning_rate, schedule.local_steps)
+        seen = [(each.unlike(self.recipe.client, *told), number) for number, each in enumerate(self._kept, 1)]
+        strange = [(unlike, number) for unlike, number in seen if unlike is not None]
+        if 2 * len(strange) > len(self._kept):
+            said = (*said, misstated(*strange[0]))
         works = self.works(schedule)
         if works is None or not isinstance(self.recipe.client, SGD):
             return said
@@ -402,6 +413,22 @@ class Memory:
             found.append(works)
         return found
 
+    def _look_on(self) -> None:
+        """From now on see what torch's optimisers do with models like this one, whether clients are watched or not."""
+        if self._layout is not None:
+            self._onlooker = Onlooker(shape for _, shape in self._layout.shapes)
+
+    def _looked_at(self, kept: KeptRound, recipe: Recipe) -> KeptRound:
+        """The round with what was seen of it by chance; where its clients were watched, that is known better."""
+        glimpse = self._onlooker.glimpse() if self._onlooker is not None else None
+        if glimpse is None or self._seen or kept.plain:
+            return kept
+        works = kept.works(None, None)
+        unlike = glimpse.unlike(recipe.client, works)
+        if unlike is not None and self._kept and self._kept[-1].misstated is not None:
+            warnings.warn(misstated(unlike, len(self._kept)), stacklevel=3)
+        return replace(kept, misstated=unlike, glimpse=glimpse if works is None else None)
+
     def _flat(self, update: Update) -> Tensor:
         if not isinstance(update, Tensor):
             if self._layout is None:
@@ -458,4 +485,5 @@ class Memory:
         memory = cls(recipe=content.recipe)
         memory._kept, memory._stretches, memory._place = list(content.rounds), content.stretches, content.place
         memory._folder, memory._layout, memory.parameters = folder, content.layout, content.parameters
+        memory._look_on()
         return memory

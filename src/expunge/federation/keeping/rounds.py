@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from expunge.errors import RequestError
 from expunge.federation.keeping.peaks import Peak
+from expunge.federation.training.onlooker import Glimpse
+from expunge.federation.training.recipe import ClientRule
 from expunge.federation.training.works import Round, Work
 
 ROUNDING = 1e-9
@@ -32,6 +34,8 @@ class KeptRound:
         plain: whether the mean was added as it is, whatever the server's rule.
         mark: length and sum of the mean update, by which the same round is known again; None once a participant left.
         altered: participants whose gradients were changed by more than a factor before their optimiser took them.
+        misstated: what torch's optimisers were seen to do, and what is stated instead, where they differ.
+        glimpse: what they were seen to do, where nothing was stated with the round.
     """
 
     shares: Mapping[str, float]
@@ -43,6 +47,8 @@ class KeptRound:
     plain: bool = False
     mark: tuple[float, float] | None = None
     altered: tuple[str, ...] = ()
+    misstated: tuple[str, str] | None = None
+    glimpse: Glimpse | None = None
 
     @classmethod
     def of(
@@ -98,13 +104,21 @@ class KeptRound:
             peaks=peaks,
             mark=None,
             altered=tuple(name for name in self.altered if name != gone),
+            glimpse=None,
         )
+
+    def unlike(self, rule: ClientRule, rate: float | None, steps: float | None) -> tuple[str, str] | None:
+        """What was seen of this round and what is stated, with these where nothing was recorded, if they differ."""
+        if self.misstated is not None or self.glimpse is None:
+            return self.misstated
+        return self.glimpse.unlike(rule, self.works(rate, steps))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what was not recorded is left out."""
         peaks = {name: [peak.height, peak.evenness] for name, peak in self.peaks.items()}
         known: dict[str, Any] = {"rates": self.rates, "steps": self.steps, "moments": self.moments}
-        known |= {"pulls": self.pulls, "peaks": peaks, "altered": self.altered}
+        known |= {"pulls": self.pulls, "peaks": peaks, "altered": self.altered, "misstated": self.misstated}
+        known |= {"glimpse": asdict(self.glimpse) if self.glimpse is not None else None}
         mark = ({"plain": True} if self.plain else {}) | ({"mark": list(self.mark)} if self.mark is not None else {})
         return {"shares": dict(self.shares), **{name: value for name, value in known.items() if value}, **mark}
 
@@ -127,7 +141,12 @@ class KeptRound:
         peaks = {name: Peak(float(own[0]), float(own[1])) for name, own in written.get("peaks", {}).items()}
         mark = (float(mark[0]), float(mark[1])) if mark is not None else None
         altered = tuple(name for name in written.get("altered", ()) if name in shares)
-        return replace(read, pulls=pulls, peaks=peaks, mark=mark, altered=altered)
+        read = replace(read, pulls=pulls, peaks=peaks, mark=mark, altered=altered)
+        if written.get("misstated") is not None:
+            seen, stated = (str(each) for each in written["misstated"])
+            read = replace(read, misstated=(seen, stated))
+        glimpse = written.get("glimpse")
+        return read if glimpse is None else replace(read, glimpse=Glimpse.read(glimpse))
 
 
 def staying(

@@ -170,7 +170,7 @@ class Watch:
             if key not in self._steps:
                 own = [each for each, moves in zip(settings["params"], moving, strict=True) if moves]
                 self._steps[key] = _Steps(optimiser, own)
-            self._steps[key].add(float(settings.get("lr", 0.0)), _rule(optimiser, settings))
+            self._steps[key].add(float(settings.get("lr", 0.0)), rule_of(optimiser, settings))
 
     def _trained(self, sent: Callable[[], Arrays]) -> list[_Trained]:
         """The parameters that are sent; all, where they have trained alike, or none is known again."""
@@ -224,7 +224,7 @@ def _mean(values: Iterable[tuple[Tensor, float]]) -> float:
     return sum(size * value for size, value in pairs) / sum(size for size, _ in pairs)
 
 
-def _rule(optimiser: Optimizer, settings: Mapping[str, Any]) -> Rule | str:
+def rule_of(optimiser: Optimizer, settings: Mapping[str, Any]) -> Rule | str:
     """What torch's optimiser is in our words, or its name where we have none."""
     kind = type(optimiser)
     odd = [name for name in ("amsgrad", "maximize") if settings.get(name)]

@@ -1,0 +1,151 @@
+"""What is stated wrongly is noticed where clients train in this process, though nobody watches them."""
+
+import copy
+import gc
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+import expunge
+from expunge import AdamW, Memory, Recipe
+from expunge.federation.training.onlooker import Onlooker
+from expunge.federation.training.recipe import SGD, second_moments
+from federation.small import mlp, samples
+
+DATA = {name: samples(count) for name, count in {"ada": 12, "bob": 20, "cyd": 16}.items()}
+STATED = {"learning_rate": 0.05, "steps": 3}
+
+
+def plain(own):
+    return torch.optim.SGD(own, lr=0.05)
+
+
+def trained(model, make, memory=None, rounds=3, told=STATED, steps=3):
+    """As users train; where there is a memory, it is told the same whatever was done."""
+    model = copy.deepcopy(model)
+    for _ in range(rounds):
+        before, updates = copy.deepcopy(model.state_dict()), {}
+        for name, (inputs, labels) in DATA.items():
+            own = copy.deepcopy(model)
+            optimiser = make(own.parameters())
+            for _ in range(steps):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(own(inputs), labels).backward()
+                optimiser.step()
+            updates[name] = {key: value - before[key] for key, value in own.state_dict().items()}
+        if memory is not None:
+            moments = {"moments": dict.fromkeys(DATA, second_moments(optimiser))} if "Adam" in repr(optimiser) else {}
+            memory.record(updates, dict.fromkeys(DATA, 1), **told, **moments)
+        model.load_state_dict({key: value + sum(u[key] for u in updates.values()) / 3 for key, value in before.items()})
+    return model
+
+
+def doubts(memory, schedule=None):
+    return [said for said in memory.doubts(schedule) if "otherwise than is stated" in said]
+
+
+RIGHT = {
+    "SGD": (plain, None),
+    "weight decay, in the loss or not": (lambda own: torch.optim.SGD(own, lr=0.05, weight_decay=0.1), None),
+    "momentum": (lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9), SGD(momentum=0.9)),
+    "FedProx": (plain, SGD(proximal_mu=0.1)),
+    "AdamW": (lambda own: torch.optim.AdamW(own, lr=0.05), AdamW()),
+    "groups": (lambda own: torch.optim.SGD([{"params": [each]} for each in own], lr=0.05), None),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_who_states_the_truth_hears_nothing(case):
+    make, rule = RIGHT[case]
+    model = mlp()
+    memory = Memory(model, Recipe(rule) if rule is not None else None)
+    trained(model, make, memory)
+    assert not doubts(memory)
+
+
+WRONG = {
+    "momentum": (lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9), r"SGD\(momentum=0.9\), where SGD\(\)", {}),
+    "a rate": (lambda own: torch.optim.SGD(own, lr=0.5), r"a learning rate of 0.5, where 0.05", {}),
+    "steps": (plain, r"6 steps of a client, where 3", {"steps": 6}),
+    "an optimiser": (lambda own: torch.optim.RMSprop(own, lr=0.05), r"RMSprop, where SGD\(\)", {}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_stated_wrongly_is_said_at_once_and_with_every_forget(case, tmp_path):
+    make, text, more = WRONG[case]
+    model = mlp()
+    memory = Memory(model)
+    with pytest.warns(UserWarning, match=text):
+        model = trained(model, make, memory, **more)
+    memory.save(tmp_path / "memory")
+    memory = Memory.load(tmp_path / "memory")
+    rest = {name: own for name, own in DATA.items() if name != "ada"}
+    outcome = expunge.forget(model, rest, leaving="ada", memory=memory)
+    assert [said for said in outcome.warnings if "otherwise than is stated" in said]
+    assert doubts(outcome.memory)  # for the next request
+
+
+@pytest.mark.parametrize(
+    ("told", "said"), [({"learning_rate": 0.05, "local_steps": 3}, 0), ({"learning_rate": 0.2, "local_steps": 3}, 1)]
+)
+def test_so_is_what_is_only_stated_with_the_request(told, said, tmp_path):
+    model = mlp()
+    memory = Memory(model)
+    model = trained(model, plain, memory, told={})
+    memory.save(tmp_path / "memory")
+    rest = {name: own for name, own in DATA.items() if name != "ada"}
+    memory = Memory.load(tmp_path / "memory")
+    outcome = expunge.forget(model, rest, leaving="ada", memory=memory, rounds=3, **told)
+    assert sum("otherwise than is stated" in each for each in outcome.warnings) == said
+
+
+def test_models_trained_on_the_side_are_not_taken_for_clients():
+    model = mlp()
+    memory = Memory(model)
+    trained(model, lambda own: torch.optim.Adam(own, lr=0.3))  # before the first round: it is seen, but once
+    trained(nn.Linear(3, 3).double(), lambda own: torch.optim.Adam(own, lr=0.3))
+    trained(model, plain, memory)
+    assert not doubts(memory)
+    before, beside = Memory(model), Memory(model)
+    trained(model, plain, before)
+    trained(model, plain, beside)  # saw both trainings in its first round
+    assert not doubts(beside)
+
+
+def test_some_clients_elsewhere_are_no_wrong_statement():
+    model = mlp()
+    memory = Memory(model)
+    for _ in range(3):
+        trained(model, plain, rounds=1)
+        updates = {
+            f"client {number}": {key: 0.01 + torch.zeros_like(value) for key, value in model.state_dict().items()}
+            for number in range(9)
+        }
+        memory.record(
+            updates,
+            dict.fromkeys(updates, 1),
+            learning_rate=0.05,
+            steps={name: 3 + number for number, name in enumerate(updates)},
+        )
+    assert not doubts(memory)
+
+
+def test_it_lets_go_with_the_memory_and_travels_with_it():
+    model, hooks = mlp(), len(_global_optimizer_post_hooks)
+    memory = Memory(model)
+    copied = pickle.loads(pickle.dumps(Onlooker([torch.Size([2])])))
+    assert copied.glimpse() is None
+    twin = copy.deepcopy(memory)
+    del memory, copied
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(model, plain, twin)
+    del twin
+    gc.collect()
+    assert len(_global_optimizer_post_hooks) <= hooks
