@@ -90,17 +90,15 @@ def test_what_is_stated_wrongly_is_said_at_once_and_with_every_forget(case, tmp_
     assert doubts(outcome.memory)  # for the next request
 
 
-@pytest.mark.parametrize(
-    ("told", "said"), [({"learning_rate": 0.05, "local_steps": 3}, 0), ({"learning_rate": 0.2, "local_steps": 3}, 1)]
-)
-def test_so_is_what_is_only_stated_with_the_request(told, said, tmp_path):
+@pytest.mark.parametrize(("rate", "said"), [(0.05, 0), (0.2, 1)])
+def test_so_is_what_is_only_stated_with_the_request(rate, said, tmp_path):
     model = mlp()
     memory = Memory(model)
     model = trained(model, plain, memory, told={})
     memory.save(tmp_path / "memory")
     rest = {name: own for name, own in DATA.items() if name != "ada"}
     memory = Memory.load(tmp_path / "memory")
-    outcome = expunge.forget(model, rest, leaving="ada", memory=memory, rounds=3, **told)
+    outcome = expunge.forget(model, rest, leaving="ada", memory=memory, rounds=3, learning_rate=rate, local_steps=3)
     assert sum("otherwise than is stated" in each for each in outcome.warnings) == said
 
 
@@ -122,16 +120,9 @@ def test_some_clients_elsewhere_are_no_wrong_statement():
     memory = Memory(model)
     for _ in range(3):
         trained(model, plain, rounds=1)
-        updates = {
-            f"client {number}": {key: 0.01 + torch.zeros_like(value) for key, value in model.state_dict().items()}
-            for number in range(9)
-        }
-        memory.record(
-            updates,
-            dict.fromkeys(updates, 1),
-            learning_rate=0.05,
-            steps={name: 3 + number for number, name in enumerate(updates)},
-        )
+        still = {key: 0.01 + torch.zeros_like(value) for key, value in model.state_dict().items()}
+        steps = {f"client {number}": 3 + number for number in range(9)}
+        memory.record(dict.fromkeys(steps, still), dict.fromkeys(steps, 1), learning_rate=0.05, steps=steps)
     assert not doubts(memory)
 
 
