@@ -64,11 +64,12 @@ class TestTheFactor:
         assert (note.learning_rate, note.rate) == (0.1, pytest.approx(0.1 * note.kept))
         assert not note.altered
 
-    def test_it_is_seen_from_the_second_step_on_where_the_model_is_not_known(self):
+    @pytest.mark.parametrize("steps", [1, 3])
+    def test_it_is_seen_where_the_model_is_not_known(self, steps):
         model = mlp()
         with Watch() as watch:
-            factors = trained(model, torch.optim.SGD(model.parameters(), lr=0.1), clipping(model, 0.1), steps=3)
-        assert noted(model, watch).kept == pytest.approx(sum(factors[1:]) / 2, rel=1e-4)
+            factors = trained(model, torch.optim.SGD(model.parameters(), lr=0.1), clipping(model, 0.1), steps=steps)
+        assert noted(model, watch).kept == pytest.approx(sum(factors) / steps, rel=1e-4)
 
     def test_long_rounds_are_sampled(self):
         model, steps = mlp(), 3 * EVERY + 1
@@ -91,6 +92,61 @@ class TestTheFactor:
         with Watch(model=model) as watch:
             trained(model, torch.optim.SGD(model.parameters(), lr=0.1), scaling(model, factor))
         assert noted(model, watch).kept == 1.0
+
+    def test_a_sum_that_is_made_a_mean_and_then_clipped_at_times_counts_by_the_clipping(self):
+        model, cuts = mlp(), iter([1.0, 0.25, 0.5])
+
+        def between():
+            cut = next(cuts)
+            for parameter in model.parameters():
+                parameter.grad *= cut / 60
+
+        with Watch(model=model) as watch:
+            trained(model, torch.optim.SGD(model.parameters(), lr=0.1), between)
+        assert noted(model, watch).kept == pytest.approx(1.75 / 3, rel=1e-4)
+        assert not noted(model, watch).altered
+
+    @pytest.mark.parametrize("factor", [-0.5, 0.0071])
+    def test_what_cannot_be_clipping_is_said(self, factor):
+        """Signs turned round; or a sum made a mean and cut in every step, of which nobody knows how much is which."""
+        model = mlp()
+        with Watch(model=model) as watch:
+            trained(model, torch.optim.SGD(model.parameters(), lr=0.1), scaling(model, factor))
+        note = noted(model, watch)
+        assert (note.kept, note.unlike, note.altered) == (1.0, 1.0, True)
+        assert Note.read("ada", note.facts()) == note
+
+    def test_clipping_tensor_by_tensor_is_no_factor(self):
+        model = mlp()
+
+        def between():
+            for parameter in model.parameters():
+                nn.utils.clip_grad_norm_([parameter], 0.02)
+
+        with Watch(model=model) as watch:
+            trained(model, torch.optim.SGD(model.parameters(), lr=0.1), between)
+        assert noted(model, watch).altered
+
+    @pytest.mark.parametrize("way", ["autograd.grad", "a hook"])
+    def test_gradients_that_backward_did_not_leave_so_are_said(self, way):
+        model = mlp()
+        if way == "a hook":
+            for parameter in model.parameters():
+                parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        with Watch(model=model) as watch:
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimiser.zero_grad()
+                loss = nn.functional.cross_entropy(model(INPUTS), LABELS)
+                if way == "a hook":
+                    loss.backward()
+                else:
+                    for parameter, own in zip(
+                        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+                    ):
+                        parameter.grad = 0.1 * own
+                optimiser.step()
+        assert noted(model, watch).altered
 
     @pytest.mark.parametrize("longest", [None, 0.3])
     def test_a_loss_scale_is_taken_back(self, longest):

@@ -201,7 +201,7 @@ class KroneckerCurvature:
                 found[names[1]] = matrix[..., -1]
         for name in self._diagonal:
             factor = next(factors)
-            found[name] = parts[name].flatten(1) * factor.reshape(*factor.shape[:-1], -1)
+            found[name] = parts[name].reshape(len(vector), -1) * factor.reshape(*factor.shape[:-1], -1)
         return torch.cat([found[name].reshape(len(vector), -1) for name, _ in self._layout.shapes], dim=1)
 
     def _spectra(self) -> list[Spectrum]:
@@ -272,11 +272,6 @@ class KroneckerCurvature:
     def layers(self) -> int:
         """How many layers have factors of their own."""
         return len(self._bases)
-
-    @property
-    def is_one_layer(self) -> bool:
-        """Whether one layer has all the parameters, as in logistic regression or in a head on a frozen trunk."""
-        return len(self._bases) == 1 and not self._diagonal
 
     @property
     def over_tokens(self) -> bool:

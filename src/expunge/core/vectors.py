@@ -93,6 +93,18 @@ class Layout:
         return any("lora_" in name for name, _ in self.shapes)
 
     @property
+    def is_one_layer(self) -> bool:
+        """Whether one matrix or kernel is all there is, with a bias or without: logistic regression, a head alone.
+
+        Example:
+            >>> head, norm = nn.Linear(4, 2), nn.LayerNorm(4)
+            >>> [Layout.of(nn.Sequential(*own)).is_one_layer for own in ((head,), (norm, head), (head, head))]
+            [True, False, True]
+        """
+        matrices = sum(len(shape) > 1 for _, shape in self.shapes)
+        return matrices == 1 and len(self.shapes) <= 2
+
+    @property
     def convolves(self) -> bool:
         """Whether it is a convolutional network's: no fewer kernels among its weights than matrices.
 

@@ -109,7 +109,7 @@ class Size:
         halved = one_rate and isinstance(state.trained_by.server, FedAvg) and not norm
         asking, pull = answers if asked else measured, _pull(state, parties) if kept else math.inf
         rows = max(1, stretches, checkpoints)
-        alone = sum(len(shape) > 1 for shape in shapes) == 1 and len(shapes) <= 2 and not norm
+        alone = state.model.layout is not None and state.model.layout.is_one_layer and not norm
         return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, alone, pull)
 
 

@@ -105,8 +105,8 @@ class _Ready:
         left = taken.memory.bound_to(taken.model, momentum) if taken.memory is not None else None
         warnings = (*away_warnings(self.state, self.parties), *shortened(taken, tau))
         warnings += memory_warnings(self.parties, left)
-        first_order = details.get("layers", 0) > 1 or taken.record["filter"] == HALF_WAY  # else it is a squared error
-        warnings += far(self.state.model, taken) if first_order else ()
+        is_exact = _is_one_layer(self.state.model) and taken.record["filter"] != HALF_WAY  # of a squared error
+        warnings += () if is_exact else far(self.state.model, taken)
         return Outcome("retrace", self.state.moved(taken.model, left), cost, details=told, warnings=warnings)
 
 
@@ -143,7 +143,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         steps = Lazily(made)
         expected = Lazily({name: partial(_expected, steps, name, curvature) for name in made})
         corrects = pull.response is not None and options.may_correct
-        halved = exact is not None and curvature.layers > 1
+        halved = exact is not None and not _is_one_layer(state.model)
         mended = _corrections(engine, state, curvature, pull, options, long=halved) if corrects else None
         repairs = mended if mended is not None else lambda _: ready.recovery
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
@@ -189,6 +189,10 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes))
 
 
+def _is_one_layer(model: Snapshot) -> bool:
+    return model.layout is not None and model.layout.is_one_layer
+
+
 def _scaled(reach: float, step: Step, apply: Apply) -> Tensor:
     return reach * step(apply)
 
@@ -224,13 +228,13 @@ def _half_way(
     """
     state, response = ready.state, pull.response
     # Batch-norm statistics of the middle are nobody's; over tokens the exact curvature along the pull is asked for.
-    if response is None or not options.may_look_half_way or curvature.over_tokens or has_statistics(state.model):
+    if response is None or not options.may_look_half_way or has_statistics(state.model):
         return None, ()
     trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
     try:
-        if curvature.is_one_layer:
+        if _is_one_layer(state.model):
             return by_exact_curvature(ready.stay, state.model, pull, curvature, first(), trained), ()
-        if not _may_be_halved(state, response, curvature, options, reach, first):
+        if curvature.over_tokens or not _may_be_halved(state, response, curvature, options, reach, first):
             return None, ()
         return pull.left(half_way(ready.stay, state.model, pull, curvature, first(), trained).apply), ()
     except NumericalError as problem:

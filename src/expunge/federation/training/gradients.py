@@ -5,11 +5,16 @@ the optimiser's times the factor c by which gradients came out on the mean,
 
     c = <taken, made> / <made, made>          what the optimiser took, what backward had made
 
-and the part of what was taken that no factor per tensor explains says how far this is from the truth: noise, clipping
-value by value, sparsification, signs.
+and the part of what was taken that this factor does not explain says how far it is from the truth: noise, clipping
+value by value or tensor by tensor, sparsification, signs. Gradients that backward did not make, or that hooks of a
+parameter changed on its way, are not explained at all.
 
-Where it fails: factors that make a mean of a sum (one over a whole number) or take a loss scale back are no clipping,
-and a constant one that is meant is taken for such. Steps are sampled: the first ones, then every fourth.
+A sum that is made a mean (one over a whole number) and a loss scale that is taken back are no clipping: where the
+largest factor is such a one, the others count beside it.
+
+Where it fails: a constant factor that is meant is taken for a mean; and of a sum that is made a mean and then cut in
+every step nobody knows which part was which, so that what is cut to less than a fiftieth in every step is not explained
+either. Steps are sampled: the first ones, then every fourth.
 """
 
 from __future__ import annotations
@@ -28,8 +33,11 @@ EVERY = 4
 LARGEST_SUM = 256
 """Over more samples or batches than this no sum is expected to be made a mean by hand."""
 
-EXACTLY = 1e-4
+EXACTLY = 2e-5
 """The relative error up to which a factor is one over a whole number."""
+
+LEAST = 0.02
+"""Clipping that cuts every step to less than this is not believed."""
 
 
 class Gradients:
@@ -54,7 +62,7 @@ class Gradients:
         self._made: dict[Tensor, Tensor] = {}
         self._steps: list[dict[Tensor, Tensor]] = []  # of each step and parameter: <taken, made>, |made|^2, |taken|^2
         self._scales: list[float] = []
-        self._count = 0
+        self._count, self._strange = 0, False
 
     def follow(self, parameters: Iterable[Tensor]) -> None:
         """Look at these from now on."""
@@ -71,14 +79,18 @@ class Gradients:
 
     def taken(self, parameters: Iterable[Tensor]) -> None:
         """An optimiser is about to take these gradients."""
-        found = {}
+        found, strange = {}, False
         for parameter in parameters:
             made = self._made.pop(parameter, None)
             if made is not None and parameter.grad is not None:
                 found[parameter] = _products(parameter.grad.detach(), made)
+                strange = strange or bool(parameter._backward_hooks)
+            elif parameter.grad is not None and self._looks and parameter in self._hooks:
+                strange = strange or bool(parameter.grad.any())  # backward did not make it
         if found:
             self._steps.append(found)
             self._scales.append(_loss_scale())
+        self._strange = self._strange or strange
         self._count += 1
 
     def factor(self, parameters: Collection[Tensor]) -> tuple[float, float]:
@@ -88,18 +100,28 @@ class Gradients:
             own = [numbers for parameter, numbers in step.items() if parameter in parameters]
             if not own:
                 continue
-            both, made, taken = torch.stack([numbers.to(own[0].device) for numbers in own]).T.tolist()
-            if not (0 < sum(made) < math.inf and 0 < sum(taken) < math.inf):
+            both, made, taken = torch.stack([numbers.to(own[0].device) for numbers in own]).sum(dim=0).tolist()
+            if not (0 < made < math.inf and 0 < taken < math.inf):
                 continue  # nothing was learnt, or the loss scale was too large
-            explained = sum(b * b / m for b, m in zip(both, made, strict=True) if m > 0)
-            factors.append(scale * sum(both) / sum(made))
-            unexplained.append(max(1 - explained / sum(taken), 0.0))
-        if not factors or all(_is_a_mean(factor) for factor in factors):
-            factors = [1.0]
-        return sum(factors) / len(factors), sum(unexplained) / max(len(unexplained), 1)
+            factors.append(scale * both / made)
+            unexplained.append(max(1 - both * both / made / taken, 0.0))
+        if not factors:
+            return 1.0, 1.0 if self._strange else 0.0
+        largest, unlike = max(factors), 1.0 if self._strange else sum(unexplained) / len(unexplained)
+        if _is_a_mean(largest):
+            factors = [factor / largest for factor in factors]
+        kept = sum(factors) / len(factors)
+        if not kept > 0 or max(factors) < LEAST:
+            return 1.0, 1.0
+        return kept, unlike
+
+    @property
+    def _looks(self) -> bool:
+        """Whether gradients of this step are looked at."""
+        return self._count < EVERY or self._count % EVERY == 0
 
     def _keep(self, parameter: Tensor) -> None:
-        if parameter.grad is not None and (self._count < EVERY or self._count % EVERY == 0):
+        if parameter.grad is not None and self._looks:
             self._made[parameter] = parameter.grad.detach().clone()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -72,8 +73,7 @@ class Watch:
 
     Args:
         received: gives what the site got to train from, to tell what it trains from values of its own.
-        model: what is trained, where it is known beforehand: else what becomes of gradients is seen from the second
-            step on.
+        model: what is trained, where it is known beforehand; else it is what runs.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -104,6 +104,7 @@ class Watch:
         self._hooks = (
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
+            register_module_forward_pre_hook(self._runs),
         )
         return self
 
@@ -135,6 +136,12 @@ class Watch:
         told = {name: moments[parameter] / kept for name, parameter in named.items()}
         named_apart = tuple(_names(apart, sent())) if apart else ()
         return Note(rule, rate, steps, told, problem, named_apart, kept, unlike)
+
+    def _runs(self, module: nn.Module, inputs: object) -> None:
+        """A module runs, perhaps for the first step, which no optimiser has announced yet."""
+        del inputs
+        if threading.get_ident() == self._thread and not self._carried and torch.is_grad_enabled():
+            self._gradients.follow(module.parameters())
 
     def _before(self, optimiser: Optimizer, arguments: object, named: object) -> None:
         del arguments, named
