@@ -12,6 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import expunge
 from expunge import AdamW, Memory, Recipe
+from expunge.federation.training import onlooker as onlooker_module
 from expunge.federation.training.onlooker import Onlooker
 from expunge.federation.training.recipe import SGD, second_moments
 from federation.small import mlp, samples
@@ -140,3 +141,38 @@ def test_it_lets_go_with_the_memory_and_travels_with_it():
     del twin
     gc.collect()
     assert len(_global_optimizer_post_hooks) <= hooks
+
+
+def test_of_steps_that_a_graph_makes_again_nothing_is_told(monkeypatch):
+    model = mlp()
+    onlooker = Onlooker([each.shape for each in model.parameters()])
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step():
+        nn.functional.cross_entropy(model(DATA["ada"][0]), DATA["ada"][1]).backward()
+        optimiser.step()
+
+    step()
+    with monkeypatch.context() as recording:
+        recording.setattr(onlooker_module, "is_recorded", lambda: True)
+        step()
+    assert onlooker.glimpse() is None
+    step()
+    assert onlooker.glimpse() is None  # there is a graph of its steps, of which no hook tells
+    del optimiser
+    gc.collect()
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
+    step()
+    assert onlooker.glimpse().steps == 1
+
+
+def test_rates_in_tensors_are_added_up_where_they_lie():
+    model = mlp()
+    onlooker = Onlooker([each.shape for each in model.parameters()])
+    rate = torch.tensor(0.1)
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    for value in (0.1, 0.3):
+        rate.fill_(value)
+        nn.functional.cross_entropy(model(DATA["ada"][0]), DATA["ada"][1]).backward()
+        optimiser.step()
+    assert onlooker.glimpse().rate == pytest.approx(0.2)

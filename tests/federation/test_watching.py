@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from expunge.errors import RequestError
+from expunge.federation.training import watching
 from expunge.federation.training.recipe import SGD, Adam, AdamW, second_moments
 from expunge.federation.training.watching import Watch
 from federation.small import FEATURES, mlp, norm_net, samples
@@ -290,3 +292,10 @@ def test_what_does_not_begin_with_what_was_received_is_told(precision):
     with Watch(arrays(model)) as watch:
         steps(model.double(), torch.optim.SGD(model.parameters(), lr=0.1))
     assert watch.note(arrays(model)).apart == ()
+
+
+def test_steps_that_a_graph_makes_again_cannot_be_watched(monkeypatch):
+    model = mlp()
+    monkeypatch.setattr(watching, "is_recorded", lambda: True)
+    with Watch(), pytest.raises(RequestError, match="CUDA graph .* cannot be watched: train without"):
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.1))

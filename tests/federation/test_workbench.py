@@ -17,6 +17,9 @@ from expunge.federation.engines.local import LocalEngine
 from expunge.federation.engines.local_data import LocalData
 from expunge.federation.engines.workbench import Workbench, can_record, side_by_side, weighted_loss
 from expunge.federation.messages.tasks import Draw, Train
+from expunge.federation.training.fedavg import train
+from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.recipe import SGD, Adam, AdamW, Recipe
 from expunge.models import GPT
 from federation.small import clients, mlp, norm_net
 
@@ -157,6 +160,17 @@ def test_recorded_steps_are_the_plain_ones(build, compiled, monkeypatch):
             torch.testing.assert_close(recorded[name].update, plain.update, rtol=1e-9, atol=1e-12)
             for buffer, values in plain.buffers.items():
                 torch.testing.assert_close(recorded[name].buffers[buffer], values, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")
+@pytest.mark.parametrize("rule", [SGD(0.9), Adam(), AdamW()], ids=repr)
+def test_a_memory_looks_on_while_steps_are_recorded(rule):
+    model = mlp().cuda()
+    data = {name: (inputs.cuda(), labels.cuda()) for name, (inputs, labels) in clients(**COUNTS).items()}
+    engine, plan = LocalEngine(model, CrossEntropy(), data), TrainingPlan(3, 2, 4, 0.01, recipe=Recipe(rule))
+    state = train(engine, Snapshot.of(model), plan)
+    assert state.memory is not None
+    assert state.memory.doubts(state.schedule) == ()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs a GPU")

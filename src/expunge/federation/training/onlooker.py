@@ -5,7 +5,8 @@ train in this process nobody has to be asked: torch's own hooks see every step o
 whom a step was made is not known (watching.py knows), so only what all of them did together is compared with what is
 stated, and only what is so in most rounds counts: other models are trained on the side.
 
-Where it fails: it sees nothing of clients in other processes. So it warns, and refuses nothing.
+Where it fails: it sees nothing of clients in other processes, nor of steps that a CUDA graph makes again, so where one
+was recorded it tells nothing. So it warns, and refuses nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from expunge.federation.training.notes import written
 from expunge.federation.training.recipe import SGD, Adam, ClientRule
-from expunge.federation.training.watching import rule_of
+from expunge.federation.training.watching import is_recorded, rule_of
 from expunge.federation.training.works import Work
 
 CLOSE = 0.02
@@ -120,7 +122,9 @@ class Onlooker:
         self._shapes = Counter(shapes)
         self._known: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._rules: dict[str, int] = {}
-        self._travel, self._steps, self._optimisers = 0.0, 0, 0
+        self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._travel: float | Tensor = 0.0
+        self._steps, self._optimisers = 0, 0
         own = weakref.ref(self)
 
         def after(optimiser: Optimizer, arguments: object, named: object) -> None:
@@ -135,10 +139,10 @@ class Onlooker:
         return Onlooker, (list(self._shapes.elements()),)
 
     def glimpse(self) -> Glimpse | None:
-        """What was seen since it was asked last; None if nothing."""
+        """What was seen since it was asked last; None if nothing, or not all that such optimisers did."""
         found = None
-        if self._steps:
-            found = Glimpse(tuple(self._rules), self._travel / self._steps, self._steps, self._optimisers)
+        if self._steps and not self._recorded:
+            found = Glimpse(tuple(self._rules), float(self._travel) / self._steps, self._steps, self._optimisers)
         self._known.clear()
         self._rules, self._travel, self._steps, self._optimisers = {}, 0.0, 0, 0
         return found
@@ -150,12 +154,14 @@ class Onlooker:
             self._optimisers += self._known[optimiser]
         if not self._known[optimiser]:
             return
-        rates = []
+        if is_recorded():  # nothing on the GPU may be read now, and the graph's steps are not seen
+            self._recorded.add(optimiser)
+            return
         for settings in optimiser.param_groups:
             self._rules[_name(optimiser, settings)] = 1
-            rates.append(float(settings.get("lr", 0.0)))
+        rates = [settings.get("lr", 0.0) for settings in optimiser.param_groups]
         self._steps += 1
-        self._travel += sum(rates) / len(rates)
+        self._travel = self._travel + sum(rates) / len(rates)  # a rate that lies on a GPU is not waited for
 
 
 def _name(optimiser: Optimizer, settings: Mapping[str, Any]) -> str:

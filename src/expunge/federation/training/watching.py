@@ -31,6 +31,11 @@ from expunge.federation.training.recipe import SGD, Adam, second_moments
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """What a site sends."""
 
+RECORDED = (
+    "Steps that a CUDA graph makes again cannot be watched: train without memory.watching, and state learning_rate=, "
+    "steps= and, under Adam, moments= with memory.record."
+)
+
 
 @dataclass
 class _Steps:
@@ -147,6 +152,8 @@ class Watch:
         del arguments, named
         if threading.get_ident() != self._thread:
             return
+        if is_recorded():
+            raise RequestError(RECORDED)
         own = [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
         self._gradients.taken(own)
         if id(optimiser) not in self._carried:
@@ -223,6 +230,11 @@ class Watch:
             with suppress(RequestError, KeyError):  # it has none
                 found |= dict(zip(own, second_moments(optimiser), strict=True))
         return found
+
+
+def is_recorded() -> bool:
+    """Whether what runs on a GPU now is recorded as a CUDA graph, which makes it again without torch's hooks."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _mean(values: Iterable[tuple[Tensor, float]]) -> float:
