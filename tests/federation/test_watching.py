@@ -297,5 +297,5 @@ def test_what_does_not_begin_with_what_was_received_is_told(precision):
 def test_steps_that_a_graph_makes_again_cannot_be_watched(monkeypatch):
     model = mlp()
     monkeypatch.setattr(watching, "is_recorded", lambda: True)
-    with Watch(), pytest.raises(RequestError, match="CUDA graph .* cannot be watched: train without"):
+    with Watch(), pytest.raises(RequestError, match=r"CUDA graph .* cannot be watched: train without"):
         steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
