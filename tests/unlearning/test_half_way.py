@@ -26,13 +26,14 @@ from expunge.unlearning import half_way as module
 from expunge.unlearning.estimate import Size
 from expunge.unlearning.half_way import PLACE, PRODUCTS, half_way
 from expunge.unlearning.pulls import recorded
+from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.request import Request
 from expunge.unlearning.retained import Retained
 from expunge.unlearning.retrace import HALF_WAY
 from expunge.unlearning.retrace_options import estimate
 from federation.masking import MaskedEngine
 from federation.small import clients, mlp, norm_net
-from unlearning.presets import RETRACE, forgotten
+from unlearning.presets import RETRACE, forgotten, recovering
 from unlearning.test_correction import WatchedEngine
 
 LEAVER = Request.of("ada")
@@ -180,12 +181,22 @@ def test_a_bar_expects_no_products_where_the_pull_is_short():
     assert short + PRODUCTS < long <= RETRACE.expected_rounds
 
 
+def test_a_recovery_begins_from_there():
+    engine, state = trained()
+    outcome = forgotten(engine, state, LEAVER, recovering(ALWAYS, Recovery()))
+    assert outcome.details["steps"][0]["filter"] == HALF_WAY
+    assert outcome.details["recovery"]["length"] > 0
+    assert "correction" not in outcome.details
+
+
+@pytest.mark.parametrize("options", [RETRACE, recovering(RETRACE, Recovery())], ids=["corrected", "recovering"])
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 10.0])
-def test_the_bill_has_it_where_the_pull_is_long_enough(ratio):
+def test_the_bill_has_it_where_the_pull_is_long_enough(ratio, options):
     engine, state = trained()
     size = Size.of(state, LEAVER.parties(engine.clients()))
-    options = dataclasses.replace(RETRACE, long_step_ratio=ratio)
-    told, without = estimate(options, size), estimate(dataclasses.replace(options, coupled=False), size)
+    options = dataclasses.replace(options, long_step_ratio=ratio)
+    factors = dataclasses.replace(options, coupled=False, long_step_ratio=RETRACE.long_step_ratio)
+    told, without = estimate(options, size), estimate(factors, size)
     assert (told.messages > without.messages + PRODUCTS) == (ratio < size.pull)
     outcome = forgotten(engine, state, LEAVER, options)
     assert outcome.cost.rounds <= min(told.messages, options.expected_rounds)

@@ -96,7 +96,9 @@ class RetraceOptions(StepOptions):
             refuse_idle(self, ("damping",), "the training's response has none")
         if not self.may_correct:
             reason = "nothing is corrected without a correction, without tau, or beside a recovery"
-            refuse_idle(self, ("correction_lengths", "long_step_ratio", "round_lengths"), reason)
+            refuse_idle(self, ("correction_lengths", "round_lengths"), reason)
+        if not self.may_correct and not self.may_look_half_way:
+            refuse_idle(self, ("long_step_ratio",), "nothing is done otherwise after a long step")
 
     @property
     def may_correct(self) -> bool:
@@ -119,8 +121,9 @@ class RetraceOptions(StepOptions):
 
     @property
     def may_look_half_way(self) -> bool:
-        """Whether a long step may be filtered by exact curvature half way."""
-        return self.filter == "auto" and self.damping is None and self.coupled == "auto" and self.may_correct
+        """Whether a long step may be filtered by exact curvature half way: where something follows that repairs it."""
+        repaired = self.tau is not None and (self.correction or self.recovery is not None)
+        return self.filter == "auto" and self.damping is None and self.coupled == "auto" and repaired
 
 
 @dataclass(frozen=True)
