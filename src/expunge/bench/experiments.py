@@ -9,6 +9,8 @@ from functools import partial
 from expunge.auditing.verdict import RETRAINS
 from expunge.bench.adversary import LIES
 from expunge.bench.cells import Kept, RetrainedCell
+from expunge.bench.colluders import SEEDS as COLLUDERS_SEEDS
+from expunge.bench.colluders import colluders
 from expunge.bench.evidence import RETRAINS as TEN
 from expunge.bench.evidence import SEEDS as EVIDENCE_SEEDS
 from expunge.bench.evidence import run_evidence
@@ -389,6 +391,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment(sequential, "Half of the clients leave, one after another"),
         _experiment(samples, "Samples leave, their clients stay"),
         _experiment(several, "Several clients leave at once"),
+        dataclasses.replace(
+            _experiment(colluders, "Two clients with one trigger leave clients that have few labels each"),
+            seeds=COLLUDERS_SEEDS,
+        ),
         dataclasses.replace(_experiment(adversary, "Clients that collude and clients that lie"), study=perturbation),
         dataclasses.replace(_experiment(insiders, "Attackers who know the method"), seeds=INSIDERS_SEEDS),
         dataclasses.replace(_experiment(trainings, "Other optimisers, schedules and server rules"), seeds=UNSEEN),

@@ -24,6 +24,7 @@ EXPERIMENTS = (
     "sequential",
     "samples",
     "several",
+    "colluders",
     "adversary",
     "insiders",
     "trainings",
