@@ -142,7 +142,7 @@ def test_who_watches_destroys_the_old_model_when_its_time_is_over(at):
             time.sleep(0.1)
     finally:
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     adopted, erased = (event for event in at.ledger.case(number).events if event.kind in ("adopted", "erased"))
     assert datetime.fromisoformat(erased.time) - datetime.fromisoformat(adopted.time) >= timedelta(seconds=2)

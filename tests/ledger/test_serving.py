@@ -208,6 +208,6 @@ def test_a_file_that_is_missing_or_damaged_is_named(done):
 )
 def test_what_cannot_be_served_is_told(done, words, told):
     program = [sys.executable, "-c", "from expunge.cli import main; main()", "serve", *words]
-    ended = subprocess.run(program, cwd=done.folder, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(program, cwd=done.folder, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 1
     assert told in ended.stderr

@@ -12,7 +12,12 @@ from expunge.bench.scales import Scale
 from expunge.bench.settings import Contender, Forget, Setting
 
 ALPHA = 0.1
-CONTENDERS = (Contender("fine-tuning"), Contender("retrace-krylov"), Contender("retrace"), Contender("retrace+recovery"))
+CONTENDERS = (
+    Contender("fine-tuning"),
+    Contender("retrace-krylov"),
+    Contender("retrace"),
+    Contender("retrace+recovery"),
+)
 SEEDS = {"smoke": (10,), "small": (20, 21, 22), "paper": (20, 21, 22)}
 """Seeds that nothing was chosen on."""
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 
 from expunge.federation.training.notes import written
 from expunge.federation.training.recipe import SGD, Adam, ClientRule
+from expunge.federation.training.steps import listen
 from expunge.federation.training.watching import is_recorded, rule_of
 from expunge.federation.training.works import Work
 
@@ -125,15 +126,7 @@ class Onlooker:
         self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._travel: float | Tensor = 0.0
         self._steps, self._optimisers = 0, 0
-        own = weakref.ref(self)
-
-        def after(optimiser: Optimizer, arguments: object, named: object) -> None:
-            del arguments, named
-            onlooker = own()
-            if onlooker is not None:
-                onlooker._after(optimiser)
-
-        weakref.finalize(self, register_optimizer_step_post_hook(after).remove)
+        listen(self)
 
     def __reduce__(self) -> tuple[type[Onlooker], tuple[list[torch.Size]]]:
         return Onlooker, (list(self._shapes.elements()),)
@@ -147,7 +140,11 @@ class Onlooker:
         self._rules, self._travel, self._steps, self._optimisers = {}, 0.0, 0, 0
         return found
 
-    def _after(self, optimiser: Optimizer) -> None:
+    def before_step(self, optimiser: Optimizer) -> None:
+        """Nothing is looked at before a step."""
+
+    def after_step(self, optimiser: Optimizer) -> None:
+        """Which optimiser it was, with what rate."""
         if optimiser not in self._known:
             own = [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
             self._known[optimiser] = Counter(each.shape for each in own) == self._shapes

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from expunge.errors import RequestError
 from expunge.federation.training.gradients import Gradients
 from expunge.federation.training.notes import Note, Rule
 from expunge.federation.training.recipe import SGD, Adam, second_moments
+from expunge.federation.training.steps import leave, listen
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """What a site sends."""
@@ -101,21 +102,19 @@ class Watch:
         self._carried: dict[int, bool] = {}  # of each optimiser: whether it had a state before its first step here
         self._steps: dict[tuple[int, int, bytes], _Steps] = {}
         self._thread = 0
-        self._hooks: tuple[RemovableHandle, ...] = ()
+        self._running: RemovableHandle | None = None
 
     def __enter__(self) -> Watch:
         self._thread = threading.get_ident()
         self._gradients.follow(self._followed)
-        self._hooks = (
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-            register_module_forward_pre_hook(self._runs),
-        )
+        listen(self)
+        self._running = register_module_forward_pre_hook(self._runs)
         return self
 
     def __exit__(self, *problem: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        leave(self)
+        if self._running is not None:
+            self._running.remove()
         self._gradients.leave()
 
     def note(self, sent: Callable[[], Arrays], l2: float = 0.0) -> Note | None:
@@ -148,8 +147,8 @@ class Watch:
         if threading.get_ident() == self._thread and not self._carried and torch.is_grad_enabled():
             self._gradients.follow(module.parameters())
 
-    def _before(self, optimiser: Optimizer, arguments: object, named: object) -> None:
-        del arguments, named
+    def before_step(self, optimiser: Optimizer) -> None:
+        """What the first step of an optimiser begins with."""
         if threading.get_ident() != self._thread:
             return
         if is_recorded():
@@ -172,8 +171,8 @@ class Watch:
             self._known[kind] = {_digest(torch.tensor(array).to(kind).float().numpy()) for array in arrays}
         return bool(self._known[kind]) and _digest(_plain(parameter)) not in self._known[kind]
 
-    def _after(self, optimiser: Optimizer, arguments: object, named: object) -> None:
-        del arguments, named
+    def after_step(self, optimiser: Optimizer) -> None:
+        """Its rule and rate, and which parameters it moved."""
         if threading.get_ident() != self._thread:
             return
         for number, settings in enumerate(optimiser.param_groups):
