@@ -1,8 +1,8 @@
 """Every step of every torch optimiser in this process, told to whoever listens.
 
-Torch goes through its own hooks while it calls them: one that is added or removed meanwhile, by another thread or by the
-garbage collector, ends somebody's training with an error. So there is one pair of hooks for good, and who listens is
-kept here, in a tuple that is replaced and never changed.
+Torch goes through its own hooks while it calls them: one that is added or removed meanwhile, by another thread or by
+the garbage collector, ends somebody's training with an error. So there is one pair of hooks for good, and who listens
+is kept here, in a tuple that is replaced and never changed.
 """
 
 from __future__ import annotations
