@@ -11,10 +11,13 @@ from torch import nn
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Snapshot
 from expunge.federation.engines.local import LocalEngine
+from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Draw, Losses, Train
 from expunge.federation.training.fedavg import train
-from expunge.federation.training.plan import TrainingPlan
+from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.federation.training.recipe import SGD, AdamW, FedAvgM, Recipe
+from expunge.federation.training.response import Response
+from expunge.federation.training.works import Round, Work
 from expunge.unlearning import repair
 from expunge.unlearning.lengths import combined
 from expunge.unlearning.recovery import strip_return
@@ -74,7 +77,7 @@ def test_part_of_the_samples_in_small_batches_and_the_length_on_others():
         assert isinstance(task, Train)
         assert (task.epochs, task.batch_size, task.learning_rate) == (1, 3, pytest.approx(0.1))
         assert task.optimiser == PLAN.recipe.client
-        assert task.draw == Draw(math.ceil(count * 0.15), seed=5)  # the training was a short one
+        assert task.draw == Draw(math.ceil(count / 3), seed=5)
         assert task.averaged
         assert isinstance(losses[name], Losses)
         assert (losses[name].draw.seed, losses[name].draw.from_back) == (5, True)
@@ -135,14 +138,40 @@ def test_the_leavers_samples_are_not_trained_on():
     asked(engine, state.model, state.model, parties, short_round(state))
     (tasks,) = engine.log
     assert tasks["bob"].exclude == tuple(range(40))
-    assert tasks["bob"].draw.size == 5  # of 32
-    assert tasks["cyd"].draw.size == 8  # of 48
+    assert tasks["bob"].draw.size == 11  # of 32
+    assert tasks["cyd"].draw.size == 16  # of 48
 
 
-def test_a_third_of_the_samples_after_a_long_training():
-    engine, state = trained(rounds=20)
-    asked(engine, state.model, state.model, LEAVER.parties(engine.clients()), short_round(state))
-    assert {name: task.draw.size for name, task in engine.log[0].items()} == {"bob": 24, "cyd": 16, "dan": 14}
+@pytest.mark.parametrize(
+    ("steps", "spent", "share"),
+    [(40_000, 0, 1 / 3), (20_000, 12_000, 0.1023), (20_000, 40_000, 0.08), (900, 0, 0.08)],
+)
+def test_it_takes_what_a_request_may_still_spend(steps, spent, share):
+    """A 52nd of the samples that were trained on, without what was spent and five looks at 1500; but a little."""
+    own = Response(Recipe(), (Round((Work(1.0, 0.1, steps),)),))
+    model = Snapshot.of(mlp())
+    state = dataclasses.replace(ServerState(model), schedule=Schedule(0.1, 10, 10, batch_size=64))
+    short = ShortRound.of(state, own, RETRACE.round_lengths, spent)
+    engine, counts = LocalEngine(mlp(), CrossEntropy(), DATA), {"bob": 40_000, "cyd": 10_000}
+    stay = Retained(engine, dict.fromkeys(counts, ()), counts, samples=1500)
+    sizes = {name: draw.size for name, draw in short.draws(stay).items()}
+    assert sizes == pytest.approx({name: share * count for name, count in counts.items()}, rel=0.01)
+
+
+def test_a_request_takes_no_more_than_it_may(monkeypatch):
+    """Whatever came before the short round and comes after it is counted."""
+    monkeypatch.setattr(repair, "LEAST", 0)
+    spent, trained_on = [], None
+    for allowed in (0.0, 20.0, 30.0):
+        engine, state = trained()
+        trained_on = response(state).steps * PLAN.batch_size
+        monkeypatch.setattr(repair, "WORK", trained_on / (spent[0] - allowed) if spent else 1e-6)
+        engine.cost.sample_gradients += 1000  # of an earlier request
+        outcome = forgotten(engine, state, LEAVER, dataclasses.replace(OPTIONS, curvature_samples=60))
+        assert "short_round" in outcome.details
+        spent.append(outcome.cost.sample_gradients)
+    assert spent[1] == pytest.approx(spent[0] - 20, abs=8)
+    assert spent[2] == pytest.approx(spent[0] - 30, abs=8)
 
 
 @pytest.mark.parametrize(

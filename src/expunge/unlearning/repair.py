@@ -57,8 +57,15 @@ PART_OF_A_ROUND = 0.1
 PART, SMALLER = 3, 4
 """Of a short round: at most one in so many of the samples, in batches so many times smaller than the training's."""
 
-WORK, LEAST_PART = 100, 0.15
-"""A short round takes no more than one in so many of the samples that the training went through, but this part."""
+WORK, AFTERWARDS = 52, 5
+"""A request takes no more than one in so many of the samples that the training went through, as far as a short round
+can spare them. So many times the samples that are looked at go into what follows it."""
+
+LEAST_PART, LEAST = 0.08, 2000
+"""But it takes this part of the samples, and so many of them."""
+
+ENOUGH = 1000
+"""Its length is looked for on so many others."""
 
 SCALES = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 """What a calibration may scale outputs by, as they are first."""
@@ -129,8 +136,8 @@ class ShortRound:
 
     Attributes:
         plan: one epoch in small batches, with the training's optimiser.
-        lengths: how far it may be taken, 0 first.
-        most: how many samples it may take in all.
+        lengths: how far it may be taken, 0 first; looked for on other samples, `ENOUGH` of them.
+        most: how many samples it may take in all, with what follows.
     """
 
     plan: TrainingPlan
@@ -138,8 +145,13 @@ class ShortRound:
     most: float = math.inf
 
     @classmethod
-    def of(cls, state: ServerState, response: Response, lengths: tuple[float, ...]) -> ShortRound | None:
-        """With the training's mean rate; None where its optimiser is not one that clients can be asked for."""
+    def of(
+        cls, state: ServerState, response: Response, lengths: tuple[float, ...], spent: float = 0.0
+    ) -> ShortRound | None:
+        """With the training's mean rate; None where its optimiser is not one that clients can be asked for.
+
+        ``spent`` is how many sample-gradients the request has taken so far.
+        """
         rule, works = response.recipe.client, [work for each in response.rounds for work in each.works]
         if not isinstance(rule, SGD | Adam):
             return None
@@ -147,19 +159,21 @@ class ShortRound:
         rate = sum(work.share * work.steps * work.learning_rate for work in works) / steps
         trained = state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         plan = TrainingPlan(1, 1, max(1, trained // SMALLER), rate, recipe=Recipe(rule))
-        return cls(plan, lengths, response.steps * trained / WORK)
+        return cls(plan, lengths, response.steps * trained / WORK - spent)
 
     def __call__(self, stay: Retained, moved: Moved) -> Repaired:
         """The round, as far as it lowers their loss on samples that it was not trained on."""
         draws = self.draws(stay)
         others = max(1, sum(stay.left.values()) - sum(draw.size for draw in draws.values()))
-        fewer = stay.looking_at(min(others, others if stay.samples is None else stay.samples))
+        fewer = stay.looking_at(others if stay.samples is None else min(others, stay.samples, ENOUGH))
         updates = self.updates(stay, moved, draws)
         return _as_far_as_it_helps(fewer, moved, updates, self.plan.learning_rate, self.lengths)
 
     def draws(self, stay: Retained) -> dict[str, Draw]:
         """What it trains on: the front of each client's order, whose back is looked at for its length."""
-        part = min(1 / PART, max(LEAST_PART, self.most / sum(stay.left.values())))
+        left = sum(stay.left.values())
+        rest = self.most - AFTERWARDS * min(left, left if stay.samples is None else stay.samples)
+        part = min(1 / PART, max(LEAST_PART, LEAST / left, rest / left))
         return {name: Draw(math.ceil(count * part), stay.seed) for name, count in stay.left.items()}
 
     def updates(self, stay: Retained, moved: Moved, draws: Mapping[str, Draw]) -> dict[str, Trained]:

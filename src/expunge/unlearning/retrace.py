@@ -122,6 +122,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     ready = _ready(engine, state, request, options)
     if state.memory is not None and is_at_work(state):
         ready = replace(ready, stay=at_work(ready.stay, state.memory))
+    before = engine.cost.sample_gradients
     with measured(engine) as cost:
         pull = ready.pull(engine)
         curvature = ready.stay.factors(state.model)
@@ -144,7 +145,7 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         expected = Lazily({name: partial(_expected, steps, name, curvature) for name in made})
         corrects = pull.response is not None and options.may_correct
         halved = exact is not None and not _is_one_layer(state.model)
-        mended = _corrections(engine, state, curvature, pull, options, long=halved) if corrects else None
+        mended = _corrections(ready, curvature, pull, options, before, long=halved) if corrects else None
         repairs = mended if mended is not None else lambda _: ready.recovery
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
         bounds = Bounds(options.tau, options.lengths, expected)
@@ -356,29 +357,31 @@ def _source(state: ServerState, parties: Parties, options: StepOptions) -> Pull 
 
 
 def _corrections(
-    engine: Engine,
-    state: ServerState,
+    ready: _Ready,
     curvature: KroneckerCurvature,
     pull: Pull,
     options: RetraceOptions,
+    before: float,
     *,
     long: bool,
 ) -> Callable[[Snapshot], Mapping[str, Repair]]:
     """A correction, and after a long step a short round before it and a calibration after; by where it ended.
 
-    ``long`` says that it is a long one wherever it ends.
+    ``before`` is what the engine had spent before the request; ``long`` says that a step is a long one wherever it
+    ends.
     """
     tau = 0.0 if options.tau is None else options.tau
     assert pull.response is not None
     correction: dict[str, Repair] = {
         "correction": Correction(curvature, pull.response, tau, options.correction_lengths)
     }
-    short = ShortRound.of(state, pull.response, options.round_lengths)
-    part = ADAPTIVE_PART if pull.response.recipe.client.adaptive else 1.0
+    engine, state, response = ready.stay.engine, ready.state, pull.response
+    part = ADAPTIVE_PART if response.recipe.client.adaptive else 1.0
 
     def repairs(model: Snapshot) -> Mapping[str, Repair]:
         if not long and not is_long(state.model, model, options.long_step_ratio):
             return correction
+        short = ShortRound.of(state, response, options.round_lengths, engine.cost.sample_gradients - before)
         # A client's own local training is no sum, and would bring batch-norm statistics of its own.
         can_train = short is not None and not engine.sums_only and not has_statistics(model)
         first: dict[str, Repair] = {"short_round": short} if short is not None and can_train else {}

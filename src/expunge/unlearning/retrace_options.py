@@ -45,7 +45,7 @@ class RetraceOptions(StepOptions):
         damping: lambda; None takes 1 / (learning rate x local steps in all) of the training.
         curvature_samples: how many retained samples the curvature uses, spread by client size, and how many others the
             trust region looks at (a short round has its own, batch-norm statistics take whole batches); ``auto`` is
-            all of them, but at most 2000; None is all.
+            all of them, but at most 1500; None is all.
         tau: how much the retained loss may rise in the end, in the loss's own unit; None takes the whole step, and
             nothing is corrected.
         lengths: step lengths that are tried, longest first.
@@ -80,7 +80,7 @@ class RetraceOptions(StepOptions):
     round_lengths: tuple[float, ...] = RECOVERY_LENGTHS
     coupled: bool | Literal["auto"] = "auto"
 
-    auto_samples: ClassVar[tuple[int, int, int]] = (1, 1, 2000)
+    auto_samples: ClassVar[tuple[int, int, int]] = (1, 1, 1500)
 
     def __post_init__(self) -> None:
         super().__post_init__()
