@@ -66,7 +66,7 @@ def test_what_cancels_is_all_that_would_have_been_pulled(store):
         sent, usual = engine.ask(tasks), own.ask(tasks)
         extra = sent[LEAVER].update - usual[LEAVER].update
         assert bool(extra.any()) == (number < 2)
-        given += share * (1 - share) * extra
+        given += share * extra
         assert all(torch.equal(sent[name].update, usual[name].update) for name in tasks if name != LEAVER)
     torch.testing.assert_close(given, -pulled, rtol=1e-4, atol=1e-5)
 

@@ -13,6 +13,7 @@ from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, RequestError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.memory import Memory
+from expunge.federation.keeping.tensor_file import write_tensors
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import FedAvgM, Recipe
@@ -34,19 +35,20 @@ def recorded(rounds, weights):
     return memory
 
 
-def by_formula(rounds, weights, name):
-    """B_u written out: nothing of it is shared with the code."""
-    total = torch.zeros(SIZE, dtype=torch.float64)
-    for updates in rounds:
-        if name in updates:
-            everyone = sum(weights[other] for other in updates)
-            mean = sum(weights[other] * update for other, update in updates.items()) / everyone
-            total = total + weights[name] / everyone * (updates[name] - mean)
-    return total
+def mean_of(updates, weights, without=()):
+    """The mean of a round's updates; where nobody is left the model stays where it is."""
+    left = {name: update for name, update in updates.items() if name not in without and weights[name] > 0}
+    total = sum(weights[name] for name in left)
+    return sum((weights[n] / total * own for n, own in left.items()), torch.zeros(SIZE, dtype=torch.float64))
+
+
+def by_training_twice(rounds, weights, *names):
+    """A_u as two trainings tell it in which nobody answers: nothing of it is shared with the code."""
+    return sum(mean_of(updates, weights) - mean_of(updates, weights, names) for updates in rounds)
 
 
 def vector(memory, name):
-    """B_u from what the memory says in public: A_u (1 - w_u)."""
+    """What a client added to the means, by what the memory says in public: A_u (1 - w_u)."""
     return memory.influence([name]) * (1 - memory.mass([name]))
 
 
@@ -73,33 +75,41 @@ class TestWhatIsKept:
         memory = Memory()
         memory.record({"a": torch.tensor([1.0]), "b": torch.tensor([5.0])}, {"a": 3, "b": 1})  # mean 2
         memory.record({"a": torch.tensor([4.0]), "c": torch.tensor([0.0])}, {"a": 1, "c": 1})  # mean 2
-        # B_a = 3/4 (1 - 2) + 1/2 (4 - 2) = 1/4, weight (3/4 + 1/2) / 2 = 5/8.
         assert memory.mass(["a"]) == pytest.approx(5 / 8)
-        assert memory.influence(["a"]).item() == pytest.approx(0.25 / (3 / 8))
-        # B_b = 1/4 * 3, one round only: weight 1/4, not 1/8.
-        assert memory.influence(["b"]).item() == pytest.approx(0.75 / 0.75)
+        # Without a the means are 5 and 0, without b they are 1 and 2, without c 2 and 4.
+        assert [memory.influence([name]).item() for name in "abc"] == pytest.approx([-3 + 2, 1, -2])
         assert memory.clients == ("a", "b", "c")
         assert memory.rounds == 2
 
     @settings(deadline=None)
     @given(partial_federations())
-    def test_the_formula_and_nothing_in_a_missed_round(self, federation):
+    def test_the_difference_of_two_trainings_and_nothing_in_a_missed_round(self, federation):
+        """Whatever a client's weight in each round, in rounds of its own too, as long as others took part at all."""
         _, weights, rounds = federation
         memory = recorded(rounds, weights)
-        for name in memory.clients:
-            if memory.mass([name]) < 1 - 1e-6:
-                torch.testing.assert_close(vector(memory, name), by_formula(rounds, weights, name))
         assert set(memory.clients) == {name for updates in rounds for name in updates}
+        for name in memory.clients:
+            torch.testing.assert_close(memory.vectors[name], by_training_twice(rounds, weights, name))
+            if any(set(updates) - {name} for updates in rounds):
+                torch.testing.assert_close(memory.influence([name]), by_training_twice(rounds, weights, name))
+
+    @pytest.mark.parametrize("share", [0.0, 1e-12, 0.01, 0.99, 1 - 1e-6, 1 - 1e-12])
+    def test_of_any_weight_in_single_precision(self, share):
+        (updates,) = updates_of("abc", 1, seed=3)
+        weights = {"a": share, "b": (1 - share) / 3, "c": (1 - share) * 2 / 3}
+        memory = Memory()
+        memory.record({name: update.float() for name, update in updates.items()}, weights)
+        exact = mean_of(updates, weights) - (mean_of(updates, weights, "a") if share < 1 - 1e-9 else 0)
+        torch.testing.assert_close(memory.vectors["a"].double(), exact, rtol=1e-5, atol=1e-7)
 
     @settings(deadline=None)
     @given(partial_federations())
-    def test_all_vectors_add_up_to_zero(self, federation):
+    def test_what_the_pulls_of_a_round_say_about_each_other_adds_up_to_zero(self, federation):
         _, weights, rounds = federation
-        memory = Memory()
-        for updates in rounds:
-            memory.record(updates, {name: weights[name] for name in updates})
-            total = torch.stack(list(memory.vectors.values())).sum(dim=0)
-            torch.testing.assert_close(total, torch.zeros(SIZE, dtype=torch.float64), atol=1e-12, rtol=0)
+        for updates in (updates for updates in rounds if len(updates) > 1):
+            memory = recorded([updates], weights)
+            left = [(1 - memory.mass([name])) * vector for name, vector in memory.vectors.items()]
+            torch.testing.assert_close(sum(left), torch.zeros(SIZE, dtype=torch.float64), atol=1e-12, rtol=0)
 
     def test_a_missed_round_changes_nothing_of_the_absent(self):
         memory = recorded(updates_of("abc", 2, seed=0), {"a": 1, "b": 2, "c": 3})
@@ -166,8 +176,8 @@ class TestStretches:
         vectors, spreads = memory.pulls(["a"], None)
         for row in range(4):
             own = rounds[2 * row : 2 * row + 2]
-            torch.testing.assert_close(vectors[row], by_formula(own, weights, "a") / (5 / 6))
-            lengths = torch.stack([by_formula([each], weights, "a").norm() for each in own])
+            torch.testing.assert_close(vectors[row], by_training_twice(own, weights, "a"))
+            lengths = torch.stack([by_training_twice([each], weights, "a").norm() for each in own])
             expected = torch.zeros(8, dtype=torch.float64)
             expected[2 * row : 2 * row + 2] = lengths / lengths.sum()
             torch.testing.assert_close(spreads[row], expected)
@@ -334,7 +344,7 @@ def test_of_a_training_that_diverges_everything_is_kept_and_checked(tmp_path):
     memory.record({"ada": torch.tensor([3e25, 4e25]), "bob": torch.tensor([1e25, 0.0])}, {"ada": 1, "bob": 1})
     memory.save(tmp_path / "memory")
     again = Memory.load(tmp_path / "memory")
-    assert again.norms(["ada"]) == pytest.approx([0.5 * (1e25**2 + 2e25**2) ** 0.5])  # half of (3, 4) - (2, 2)
+    assert again.norms(["ada"]) == pytest.approx([(1e25**2 + 2e25**2) ** 0.5])  # (2, 2) - (1, 0)
     again.require_model(Snapshot(torch.tensor([2e25, 2e25]), {}))
     with pytest.raises(RequestError, match="do not lead to this model"):
         again.require_model(Snapshot(torch.tensor([2e25, 1e25]), {}))
@@ -438,3 +448,111 @@ def test_under_partial_participation_the_correction_is_near_the_exact_one():
     untouched = [float((kept.vectors[n] - exact.vectors[n]).norm() / exact.vectors[n].norm()) for n in names[1:]]
     assert max(corrected) < 0.15
     assert sum(corrected) < 0.5 * sum(untouched)
+
+
+def pulling(names, weights, draws, seed=0):
+    """Rounds of a training in which everybody pulls its own way, and that gets shorter."""
+    source = torch.Generator().manual_seed(seed)
+    common, own = 3 * torch.randn(SIZE, generator=source).double(), torch.randn(len(names), SIZE, generator=source)
+    for number, drawn in enumerate(draws):
+        noise = torch.randn(len(names), SIZE, generator=source).double()
+        updates = {n: (common + own[at] + noise[at]) / (1 + 0.1 * number) for at, n in enumerate(names) if n in drawn}
+        yield updates, {name: weights[name] for name in updates}
+
+
+def drawn(names, count, rounds, seed):
+    source = torch.Generator().manual_seed(seed)
+    return [[names[at] for at in torch.randperm(len(names), generator=source)[:count].tolist()] for _ in range(rounds)]
+
+
+class TestTogetherAndOneAfterAnother:
+    """What several pulled, in rounds of different members, is told from sums over rounds: about, and it is said."""
+
+    def true(self, rounds, weights, gone, before=()):
+        return sum(mean_of(u, weights, before) - mean_of(u, weights, (*before, *gone)) for u, _ in rounds)
+
+    @pytest.mark.parametrize("count", [2, 3, 5])
+    @pytest.mark.parametrize("after", [False, True], ids=["together", "one after another"])
+    def test_a_doubt_says_about_how_much_is_missed(self, count, after):
+        names = ["ada", "bob", "cyd", "dan", "eve", "fay"]
+        weights, said = {name: 1.0 + at % 3 for at, name in enumerate(names)}, []
+        for seed in range(12):
+            rounds = list(pulling(names, weights, drawn(names, count, 20, seed), seed))
+            memory = Memory()
+            for updates, own in rounds:
+                memory.record(updates, own)
+            if after:
+                memory, gone, before = memory.without(["bob"]), ("ada",), ("bob",)
+            else:
+                gone, before = ("ada", "bob"), ()
+            exact = self.true(rounds, weights, gone, before)
+            missed = float((memory.influence(gone) - exact).norm() / exact.norm())
+            doubts = memory.doubts(None, gone)
+            said.append(bool(doubts))
+            assert doubts or missed < 0.4
+            assert missed > 0.1 or not doubts
+        assert any(said) == (count < 5)
+
+    def test_nothing_is_missed_where_weights_are_the_same_in_every_round(self):
+        names = ["ada", "bob", "cyd", "dan"]
+        weights = {name: 1.0 + at for at, name in enumerate(names)}
+        rounds = list(pulling(names, weights, [names] * 5))
+        memory = Memory()
+        for updates, own in rounds:
+            memory.record(updates, own)
+        exact = self.true(rounds, weights, ("ada", "dan"))
+        torch.testing.assert_close(memory.influence(["ada", "dan"]), exact)
+        assert memory.doubts(None, ("ada", "dan")) == memory.without(["ada"]).doubts(None, ("dan",)) == ()
+
+    def test_rounds_that_leavers_had_to_themselves(self):
+        (one, two), others = updates_of("ab", 2, seed=0), updates_of("cd", 1, seed=1)[0]
+        memory = Memory()
+        for updates in (one, two, others):
+            memory.record(updates, dict.fromkeys(updates, 1))
+        with pytest.raises(RequestError, match=r"a, b were never in a round with others.*retrain"):
+            memory.influence(["a", "b"])
+        torch.testing.assert_close(memory.influence(["a"]), (one["a"] - one["b"] + two["a"] - two["b"]) / 2)
+        (doubt,) = memory.without(["a"]).doubts(None, ("b",))  # b's own way was never seen apart
+        assert "of the pull of b is not known" in doubt
+
+    def test_a_doubt_stays_with_the_file(self, tmp_path):
+        names, weights = ["ada", "bob", "cyd"], {"ada": 1.0, "bob": 2.0, "cyd": 3.0}
+        memory = Memory(Snapshot(torch.zeros(SIZE, dtype=torch.float64), {}))
+        for updates, own in pulling(names, weights, drawn(names, 2, 12, 0)):
+            memory.record(updates, own)
+        left = memory.without(["ada"])
+        left.save(tmp_path / "memory")
+        assert left.doubts(None, ("bob",))
+        assert Memory.load(tmp_path / "memory").doubts(None, ("bob",)) == left.doubts(None, ("bob",))
+
+
+class TestOlderFiles:
+    """Up to version 3 a vector was the sum of ``w (D_u - D)``, which tells pulls where weights are the same."""
+
+    def third_version(self, path, rounds, weights):
+        memory, sums = recorded(rounds, weights), {name: torch.zeros(SIZE, dtype=torch.float64) for name in weights}
+        kept = json.loads(json.dumps([each.as_dict() for each in memory._kept]))
+        for updates, written in zip(rounds, kept, strict=True):
+            mean = mean_of(updates, weights)
+            for name, share in written["shares"].items():
+                sums[name] += share * (updates[name] - mean)
+                written["pulls"][name] = float((share * (updates[name] - mean)).norm())
+        content = {"clients": list(sums), "rounds": kept, "stretches": [[0, len(rounds)]]}
+        tensors = {f"0.{number}": own for number, own in enumerate(sums.values())}
+        write_tensors(path, "memory", 3, tensors, {**content, "recipe": Recipe().as_dict()})
+        return Memory.load(path), memory
+
+    def test_are_read_where_weights_are_the_same_in_every_round(self, tmp_path):
+        read, memory = self.third_version(tmp_path / "old", updates_of("abc", 4, seed=0), {"a": 1, "b": 2, "c": 3})
+        for name in "abc":
+            torch.testing.assert_close(read.vectors[name], memory.vectors[name])
+            assert read.doubts(None, (name,)) == ()
+            for one, other in zip(read._kept, memory._kept, strict=True):
+                assert one.pulls == pytest.approx(other.pulls)
+
+    def test_say_what_they_do_not_tell(self, tmp_path):
+        rounds = [*updates_of("ab", 1, seed=0), *updates_of("abc", 1, seed=1), *updates_of("c", 2, seed=2)]
+        read, _ = self.third_version(tmp_path / "old", rounds, {"a": 9, "b": 1, "c": 6})
+        assert [name for name in "abc" if read.doubts(None, (name,))] == ["a", "c"]
+        read.save(tmp_path / "new")
+        assert Memory.load(tmp_path / "new").doubts(None, ("c",))

@@ -48,6 +48,8 @@ class Federation:
     l2: float = 0.0
     told: bool = True
     """Whether the memory is told rates and steps."""
+    drawn: tuple[str, ...] = ()
+    """Who takes part: in the first round whoever has a letter in the first text, and so on; empty is everybody."""
 
     def without(self, *names: str) -> Federation:
         return replace(self, clients={name: data for name, data in self.clients.items() if name not in names})
@@ -71,14 +73,18 @@ class Federation:
         """So many rounds more, with the server's momentum where there is one already."""
         model, held = copy.deepcopy(model), torch.zeros_like(parameters(model)) if momentum is None else momentum
         weights = {name: len(targets) for name, (_, targets) in self.clients.items()}
-        for _ in range(rounds):
+        for number in range(rounds):
             before, updates, moments = parameters(model), {}, {}
-            for name in self.clients:
+            taking = [name for name in self.clients if not self.drawn or name[0] in self.drawn[number]]
+            if not taking:
+                continue
+            for name in taking:
                 updates[name], own = self.local(model, name)
                 moments |= {name: own} if own else {}
             told = {"learning_rate": self.rate, "steps": self.steps} if self.told else {}
-            memory.record(updates, weights, **told, moments=moments)
-            mean = sum(weights[name] * update for name, update in updates.items()) / sum(weights.values())
+            counts = {name: weights[name] for name in taking}
+            memory.record(updates, counts, **told, moments=moments)
+            mean = sum(weights[name] * update for name, update in updates.items()) / sum(counts.values())
             now, held = self.recipe.server.apply(before, held, mean)
             Snapshot(now, {}).write_to(model)
         return model

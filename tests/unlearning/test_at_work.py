@@ -106,8 +106,8 @@ def test_a_drift_is_the_mean_of_how_far_a_client_led_from_the_mean():
     for each in rounds:
         memory.record({name: torch.tensor([value]) for name, value in each.items()}, dict.fromkeys(each, 1))
     assert memory.drift("cyd").tolist() == [2.0]
-    # weights in a round differ, by which its rounds count
-    assert memory.drift("ada").tolist() == pytest.approx([(-2.0 / 3 - 3.0 / 2) / (1 / 3 + 1 / 2)])
+    # its weight is a third and a half, so that its rounds count by w / (1 - w)
+    assert memory.drift("ada").tolist() == pytest.approx([(0.5 * -2.0 + 1.0 * -3.0) / 1.5])
     assert memory.drift("eve") is None
 
 

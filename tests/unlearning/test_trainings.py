@@ -66,6 +66,42 @@ def test_a_pull_is_as_long_as_the_server_made_it_where_nobody_corrects_it(rule, 
     assert outcome.details["steps"][0]["norm"] == pytest.approx(float(truth.norm()), rel=1e-4)
 
 
+DRAWN = {
+    "a few of them": ("ab", "acd", "bc", "ade", "a", "bcde", "ac", "be", "abcde", "cd"),
+    "alone whenever it is there": ("bcd", "a", "cde", "a", "bcde", "bd"),
+    "in one round": ("bcd", "bc", "abe", "cde"),
+}
+
+
+@pytest.mark.parametrize("rule", ["SGD", "FedAvgM"])
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_whatever_the_leaver_s_weight_in_each_round_the_step_is_what_it_added(drawn, rule):
+    """Unequal clients take part now and then; where nobody answers the step is the difference of the two trainings."""
+    data = linear_data(count=80)
+    data |= {name: (data[name][0][:count], data[name][1][:count]) for name, count in (("bob", 20), ("cyd", 5))}
+    rounds = len(DRAWN[drawn])
+    federation = Federation(data, RULES[rule], rate=1e-7, steps=1, drawn=DRAWN[drawn])
+    model, memory = federation.trained(rounds)
+    retrained, _ = federation.without("ada").trained(rounds)
+    staying = {name: own for name, own in data.items() if name != "ada"}
+    way = {"method": "retrace-krylov", "tau": 1e6, "progress": False}
+    outcome = expunge.forget(model, staying, leaving="ada", memory=memory, loss="squared_error", **way)
+    truth, found = parameters(retrained), outcome.state.model.parameters
+    left = float((found - truth).norm() / (parameters(model) - truth).norm())
+    assert left < (1e-4 if rule == "SGD" else 0.3)  # how momentum came over a stretch of rounds is told by lengths
+    assert not any("is not known" in each for each in outcome.warnings)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_unequal_clients_of_which_a_few_take_part_in_each_round(seed):
+    data = linear_data(count=80, seed=seed)
+    data |= {name: (data[name][0][:count], data[name][1][:count]) for name, count in (("bob", 20), ("cyd", 5))}
+    order = [name[0] for name in data]
+    draws = tuple("".join(order[(at * 2 + k * (1 + at % 3)) % 5] for k in range(1 + at % 3)) for at in range(60))
+    left, _ = left_of(Federation(data, PLAIN, rate=0.005, steps=5, drawn=draws), rounds=60)
+    assert left < 0.3
+
+
 def test_a_server_rule_without_the_training_s_rate_is_refused():
     federation = Federation(linear_data(), RULES["FedAvgM"], rate=0.005, steps=5, told=False)
     model, memory = federation.trained(5)

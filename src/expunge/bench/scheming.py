@@ -69,8 +69,7 @@ class Scheming(Between):
     def _rehearsed(self, name: str, scheme: str, start: Snapshot) -> Tensor:
         """What the schemer adds to its updates in all, by a training that nobody else sees.
 
-        A pull counts ``w (Delta_u - Delta) = w (1 - w) (Delta_u - mean of the others)`` in its vector, and the mean
-        moves by w times its update.
+        A pull counts ``w (Delta_u - mean of the others)`` in its vector, and the mean moves by w times its update.
         """
         counts = self._engine.clients()
         share, others = counts[name] / sum(counts.values()), {other: () for other in counts if other != name}
@@ -80,4 +79,4 @@ class Scheming(Between):
             return (end.model.parameters - start.parameters) / share
         memory = train(rehearsal, start, self._plan, keep=Keep(checkpoints=0)).memory
         assert memory is not None
-        return -memory.vectors[name].to(start.parameters) / (share * (1 - share))
+        return -memory.vectors[name].to(start.parameters) / share

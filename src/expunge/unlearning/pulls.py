@@ -30,13 +30,12 @@ from expunge.core.seeds import derived_seed
 from expunge.core.vectors import weighted_sum
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Engine, ask_each
-from expunge.federation.keeping.rounds import ROUNDING
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, FedAvg, Recipe
 from expunge.federation.training.response import Response
-from expunge.federation.training.works import Round, Work
+from expunge.federation.training.works import ROUNDING, Round, Work
 from expunge.unlearning.estimate import recorded_steps, replayed_epochs
 from expunge.unlearning.filters import Answered, Held
 from expunge.unlearning.request import Parties

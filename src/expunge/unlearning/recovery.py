@@ -11,12 +11,12 @@ from torch import Tensor
 from expunge.core.vectors import Snapshot
 from expunge.errors import RequestError
 from expunge.federation.keeping.memory import Memory
-from expunge.federation.keeping.rounds import ROUNDING
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
+from expunge.federation.training.works import ROUNDING
 from expunge.unlearning.checks import require_number, require_rising, require_whole
 from expunge.unlearning.retained import Retained
 

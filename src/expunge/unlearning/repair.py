@@ -36,13 +36,13 @@ from torch import Tensor
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
 from expunge.federation.keeping.memory import Memory
-from expunge.federation.keeping.rounds import ROUNDING
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Draw, Sum, Trained
 from expunge.federation.training.fedavg import aggregate
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, Recipe
 from expunge.federation.training.response import Response
+from expunge.federation.training.works import ROUNDING
 from expunge.unlearning.filters import Newton
 from expunge.unlearning.lengths import combined, lowest, shortest
 from expunge.unlearning.recovery import RECOVERY_LENGTHS, strip_return, without_return

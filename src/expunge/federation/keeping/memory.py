@@ -1,10 +1,14 @@
 """What the server remembers of each client while training: a vector or a few, and how every round was trained.
 
-    B_u = sum over rounds of  w_u (Delta_u - Delta)
+    A_u = sum over rounds of  w_u/(1 - w_u) (Delta_u - Delta)
 
-its update minus the aggregated one, times its weight in that round; nothing in a round that it missed. To first order,
-training without u would have ended at ``theta - A_u`` worn down by what the others trained afterwards
-(training/response.py), ``A_u = B_u / (1 - w_u)``. The vector is derived from the client's data: it is deleted with it.
+the mean update minus the one that the others would have made without it (keeping/pulls.py), round by round; nothing in
+a round that it missed, and the whole update in one that it made alone. To first order, training without u would have
+ended at ``theta - A_u`` worn down by what the others trained afterwards (training/response.py). The vector is derived
+from the client's data: it is deleted with it.
+
+Where several leave together, or one after another, their weights in a round belong together, and vectors are sums over
+rounds: what that leaves unknown is told, and said where it is much.
 
 Where the server has a momentum it matters when a client pulled: the sum is then kept in a few stretches of rounds.
 
@@ -21,7 +25,6 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,7 +39,8 @@ from expunge.federation.keeping.memory_file import MemoryContent, read_memory, w
 from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
 from expunge.federation.keeping.place import Place
-from expunge.federation.keeping.rounds import ROUNDING, KeptRound, PerClient, corrections, staying
+from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls_of
+from expunge.federation.keeping.rounds import KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
 from expunge.federation.keeping.watched import ALTERED, Stated, agreed, seen
 from expunge.federation.training.notes import Note
@@ -45,13 +49,19 @@ from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
 from expunge.federation.training.response import Response
 from expunge.federation.training.watching import Watch
-from expunge.federation.training.works import Work, spread
+from expunge.federation.training.works import ROUNDING, Work, spread
 
 STRETCHES = 4
 """At most so many stretches of rounds are kept apart where it matters when a client pulled."""
 
 SMALL_MODEL = 1000
 """Up to so many parameters stretches cost nothing worth counting, so they are kept under every server rule."""
+
+UNKNOWN = (
+    "About {part:.0%} of the pull of {names} is not known: their weights beside others who leave, or who have left, "
+    "differed from round to round, or they had rounds to themselves. Audit the model, or retrain."
+)
+"""What a forget says where a pull is known badly."""
 
 Update = Tensor | Mapping[str, Tensor]
 
@@ -129,7 +139,7 @@ class Memory:
 
     @property
     def vectors(self) -> Mapping[str, Tensor]:
-        """B_u of each client, over all rounds; each is read when it is asked for."""
+        """A_u of each client, over all rounds; each is read when it is asked for."""
         return Totals(self._stretches)
 
     @property
@@ -223,7 +233,7 @@ class Memory:
         share = {name: weights[name] / total for name in vectors}
         kept = KeptRound.of(share, stated.learning_rate, stated.steps, stated.moments, plain=plain)
         mean = weighted_sum(vectors.values(), (share[name] for name in vectors))
-        pulls = {name: share[name] * (vector - mean) for name, vector in vectors.items()}
+        pulls = pulls_of(vectors, share, mean)
         stretches = added(self._stretches, pulls, len(self._kept), self._most, self._fresh)
         mark = (float(mean.double().norm()), float(mean.double().sum()))
         norms = torch.stack([length(own) for own in pulls.values()]).tolist()
@@ -263,15 +273,15 @@ class Memory:
         marks = [each.mark for each in self._kept[place.first :]]
         place.require(model.parameters, self.recipe, marks, lambda: self.vectors)
 
-    def mass(self, names: Iterable[str], rounds: range | None = None) -> float:
+    def mass(self, names: Iterable[str]) -> float:
         """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""
-        names, kept = tuple(names), self._kept if rounds is None else self._kept[rounds.start : rounds.stop]
-        together = [sum(each.shares.get(name, 0.0) for name in names) for each in kept]
+        names = tuple(names)
+        together = [sum(each.shares.get(name, 0.0) for name in names) for each in self._kept]
         present = [weight for weight in together if weight > 0]
         return sum(present) / len(present) if present else 0.0
 
     def influence(self, names: Iterable[str]) -> Tensor:
-        """A_U: the sum of ``B_u`` over these clients, divided by ``1 - w_U``; over all stretches."""
+        """A_U: the pull of these clients together, ``A_u (1 - w_u)/(1 - w_U)`` over them; over all stretches."""
         return torch.stack([vector for vector, _ in self._pulls(tuple(names))]).sum(dim=0)
 
     def pulls(self, names: Iterable[str], schedule: Schedule | None) -> tuple[Tensor, Tensor]:
@@ -302,9 +312,9 @@ class Memory:
         return Schedule(rate, steps, len(self._kept), batch_size)
 
     def doubts(self, schedule: Schedule | None, leaving: Collection[str] = ()) -> tuple[str, ...]:
-        """A sentence where those who stay changed their gradients, or who is stated to train by SGD looks like Adam."""
+        """A sentence where a pull is not known, gradients were changed, or who is stated as SGD looks like Adam."""
         altered = tuple(dict.fromkeys(name for each in self._kept for name in each.altered if name not in leaving))
-        said = (ALTERED.format(names=listed(altered)),) if altered else ()
+        said = (*((ALTERED.format(names=listed(altered)),) if altered else ()), *self._blurred(leaving))
         told = (None, None) if schedule is None else (schedule.learning_rate, schedule.local_steps)
         seen = [(each.unlike(self.recipe.client, *told), number) for number, each in enumerate(self._kept, 1)]
         strange = [(unlike, number) for unlike, number in seen if unlike is not None]
@@ -318,7 +328,7 @@ class Memory:
         return (*said, DOUBT.format(name=self.recipe.client.name)) if looks_adaptive(peaks) else said
 
     def norms(self, names: Iterable[str]) -> list[float]:
-        """``||B_u||`` of each of these clients."""
+        """``||A_u||`` of each of these clients."""
         return [float(length(self.vectors[name])) for name in names]
 
     @property
@@ -327,7 +337,7 @@ class Memory:
         return len(self._stretches)
 
     def loudness(self, names: Iterable[str]) -> float:
-        """How long the pull of these clients is by weight, in units of the median of those who stay; 1 is as theirs.
+        """How far these clients lead from the mean, in units of the median of those who stay; 1 is as theirs.
 
         Whoever boosts its updates pulls longer than others of its weight.
         """
@@ -335,7 +345,7 @@ class Memory:
         lengths, weights = dict[str, float](), dict[str, float]()  # over the rounds that recorded both
         for each in (each for each in self._kept if each.pulls):
             for name, share in each.shares.items():
-                lengths[name] = lengths.get(name, 0.0) + each.pulls.get(name, 0.0)
+                lengths[name] = lengths.get(name, 0.0) + (1 - share) * each.pulls.get(name, 0.0)
                 weights[name] = weights.get(name, 0.0) + share
         strengths = {name: lengths[name] / weight for name, weight in weights.items() if weight > 0}
         others = [strengths[name] for name in strengths if name not in leaving]
@@ -344,7 +354,9 @@ class Memory:
         return max(own) / usual if own and usual > 0 else 1.0
 
     def drift(self, name: str) -> Tensor | None:
-        """How far a client led from the mean in a round, on average over its rounds (client drift); None if not kept.
+        """How far a client led from the mean in a round (client drift), on average; None if not kept.
+
+        A round counts as much as in its pull.
 
         Example:
             >>> memory = Memory()
@@ -352,16 +364,16 @@ class Memory:
             >>> memory.drift("ada")
             tensor([-1.])
         """
-        weight = sum(each.shares.get(name, 0.0) for each in self._kept)
+        shares = [each.shares.get(name, 0.0) for each in self._kept]
+        weight = sum(1.0 if share > 1 - ROUNDING else share / (1 - share) for share in shares)
         return self.vectors[name] / weight if weight > 0 and name in self.vectors else None
 
     def without(self, names: Iterable[str]) -> Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
 
-        ``B_v <- (B_v + w_v/(1-w_u) B_u) / (1-w_u)``, one client after another: exact for constant weights, so that
-        leaving one by one equals leaving together. Under partial participation w_v is its mean weight over the rounds
-        of u (0 where it was absent), and the other way round: an approximation, good while few clients hold most of a
-        round's weight to themselves, and poor in rounds of two. It belongs to no model until ``bound_to`` one.
+        One client after another (keeping/pulls.py): exact for constant weights, so that leaving one by one equals
+        leaving together. Else it is near where few clients hold most of a round's weight to themselves, and poor in
+        rounds of two; ``doubts`` tells. It belongs to no model until ``bound_to`` one.
         """
         left = self.copy()
         left._place = None
@@ -371,17 +383,17 @@ class Memory:
 
     def _without_one(self, gone: str) -> Memory:
         other = self.copy()
-        left = [(number, each.without(gone)) for number, each in enumerate(self._kept)]
-        numbers = [number for number, each in left if each is not None]
-        other._place, other._stretches = None, []
-        other._kept = [each for _, each in left if each is not None]
+        other._place, other._stretches, other._kept = None, [], []
         for stretch in self._stretches:
-            first, last = (bisect_left(numbers, end) for end in (stretch.rounds.start, stretch.rounds.stop))
-            met = corrections(self._kept[stretch.rounds.start : stretch.rounds.stop], gone)
-            vectors = stretch.vectors.without(gone, met)
-            if last > first or next(iter(vectors), None) is not None:
-                other._stretches.append(Stretch(range(first, last), vectors))
+            departure, first = Departure.of(self._rounds_of(stretch), gone), len(other._kept)
+            other._kept += departure.left
+            vectors = stretch.vectors.without(gone, departure.corrections)
+            if departure.left or next(iter(vectors), None) is not None:
+                other._stretches.append(Stretch(range(first, len(other._kept)), vectors))
         return other
+
+    def _rounds_of(self, stretch: Stretch) -> list[KeptRound]:
+        return self._kept[stretch.rounds.start : stretch.rounds.stop]
 
     def _pulls(self, names: tuple[str, ...]) -> list[tuple[Tensor, range]]:
         """A_U of each stretch in which one of them pulled."""
@@ -391,15 +403,31 @@ class Memory:
             raise RequestError(f"No vector of client {missing[0]!r} was kept while training; there are: {known}.")
         if not names:
             raise RequestError("Name at least one client whose influence is wanted.")
+        if not any(name not in names and share > 0 for each in self._kept for name, share in each.shares.items()):
+            raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
+        if Together.of(self._kept, names).is_lost:
+            raise RequestError(
+                f"{listed(names)} were never in a round with others, and what they did there together was not kept: "
+                "retrain instead, or let one of them stay."
+            )
         found = []
         for stretch in self._stretches:
-            own = [stretch.vectors[name] for name in names if name in stretch.vectors]
-            mass = self.mass(names, stretch.rounds)
-            if own and mass > 1 - ROUNDING:
-                raise RequestError("These clients are the whole federation: nothing would be left; retrain instead.")
+            own = {name: stretch.vectors[name] for name in names if name in stretch.vectors}
             if own:
-                found.append((weighted_sum(own, (1 / (1 - mass) for _ in own)), stretch.rounds))
+                factors = Together.of(self._rounds_of(stretch), names).factors
+                found.append((weighted_sum(own.values(), (factors[name] for name in own)), stretch.rounds))
         return found
+
+    def _blurred(self, leaving: Collection[str]) -> tuple[str, ...]:
+        """A sentence where what is not known of the leavers' pull is much beside what is known."""
+        blur = math.hypot(*(Together.of(self._rounds_of(own), leaving).blur for own in self._stretches))
+        try:
+            known = float(length(self.influence(leaving))) if blur else 0.0
+        except RequestError:  # whoever needs it is told by the method
+            return ()
+        if not blur > BLURRED * known:
+            return ()
+        return (UNKNOWN.format(names=listed(leaving), part=blur / math.hypot(blur, known)),)
 
     def works(self, schedule: Schedule | None) -> list[dict[str, Work]] | None:
         """What each client did, round by round, by this schedule where it was not recorded; None where not known."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from expunge.core.vectors import Layout
+from expunge.core.vectors import Layout, length
 from expunge.federation.keeping.place import Place
+from expunge.federation.keeping.pulls import weighted_mean
 from expunge.federation.keeping.rounds import KeptRound
 from expunge.federation.keeping.stretches import Held, Stretch
 from expunge.federation.keeping.tensor_file import TensorFile, read_tensors, reading, write_tensors
 from expunge.federation.training.recipe import ClientRule, Recipe
+from expunge.federation.training.works import ROUNDING
 
-KIND, VERSION = "memory", 3
-"""Of the file; in version 1 the vectors stood under the clients' own names, in version 2 rounds had shares only."""
+KIND, VERSION = "memory", 4
+"""Of the file; in version 1 the vectors stood under the clients' own names, in version 2 rounds had shares only, and up
+to version 3 a vector was the sum of ``w_u (D_u - D)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,7 @@ def write_memory(path: Path, memory: MemoryContent) -> None:
 
 def read_memory(path: Path, client: ClientRule | None = None) -> MemoryContent:
     """Read it back, with a client rule that is not ours as it is given; what does not fit together is refused."""
-    found = read_tensors(path, KIND, VERSION, older=(2,))
+    found = read_tensors(path, KIND, VERSION, older=(2, 3))
     with reading(path, KIND):
         content = found.content if found.content is not None else _first_version(found)
         if "recipe" not in content:
@@ -70,6 +73,8 @@ def read_memory(path: Path, client: ClientRule | None = None) -> MemoryContent:
             own = {name: found.tensors[key] for name, key in numbered.items() if key in found.tensors}
             stretches.append(Stretch(range(first, last), Held(own)))
         rounds = [KeptRound.from_dict(each) for each in content["rounds"]]
+        if found.version < VERSION:
+            rounds, stretches = _third_version(rounds, stretches)
         recipe, chosen = Recipe.from_dict(content["recipe"], client), content.get("parameters")
         if chosen is not None and not all(isinstance(name, str) for name in chosen):
             raise ValueError("the names of its parameters are not texts")
@@ -97,6 +102,31 @@ def _second_version(found: TensorFile, content: dict[str, Any]) -> dict[str, Any
     rounds = [{"shares": shares} for shares in content["rounds"]]
     stretches = [[0, len(rounds)]] if found.tensors else []
     return {**content, "rounds": rounds, "stretches": stretches, "recipe": Recipe().as_dict()}
+
+
+def _third_version(rounds: Sequence[KeptRound], stretches: Sequence[Stretch]) -> tuple[list[KeptRound], list[Stretch]]:
+    """Sums of ``w_u (D_u - D)`` as sums of pulls, which they tell where weights are alike; the rest is blur."""
+    pulls, blurs, read = [dict(each.pulls) for each in rounds], [dict[str, float]() for _ in rounds], []
+    for stretch in stretches:
+        vectors, numbers = Held(), stretch.rounds
+        for name in stretch.vectors:
+            vector = stretch.vectors[name]
+            shares = {number: rounds[number].shares.get(name, 0.0) for number in numbers}
+            known = {number: 1 / (1 - share) for number, share in shares.items() if 0 < share <= 1 - ROUNDING}
+            usual = float(length(vector)) / max(len(known), 1)
+            lengths = {number: rounds[number].pulls.get(name, usual) for number in known}
+            factor = weighted_mean([(known[number], lengths[number]) for number in known])
+            vectors[name] = factor * vector
+            for number, share in shares.items():
+                alone = share > 1 - ROUNDING
+                blur = (
+                    rounds[number].far if alone else abs(known.get(number, factor) - factor) * lengths.get(number, 0.0)
+                )
+                blurs[number] |= {name: blur} if blur > ROUNDING * usual else {}
+                if name in pulls[number]:
+                    pulls[number][name] = rounds[number].far if alone else known.get(number, 1.0) * pulls[number][name]
+        read.append(Stretch(numbers, vectors))
+    return [replace(each, pulls=pulls[at], blurs=blurs[at]) for at, each in enumerate(rounds)], read
 
 
 def _require_vectors(vectors: Mapping[str, Tensor]) -> None:

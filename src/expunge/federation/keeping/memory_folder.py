@@ -29,8 +29,8 @@ from expunge.federation.keeping.stretches import Pulls, Stretch
 from expunge.federation.keeping.tensor_file import reading
 from expunge.federation.training.recipe import ClientRule, Recipe
 
-VERSION = 1
-"""Of what stands in the rows."""
+VERSION = 2
+"""Of what stands in the rows; in version 1 a vector was the sum of ``w_u (D_u - D)``."""
 
 _TENSORS = ("start", "now", "momentum")
 

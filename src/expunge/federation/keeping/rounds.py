@@ -11,10 +11,7 @@ from expunge.errors import RequestError
 from expunge.federation.keeping.peaks import Peak
 from expunge.federation.training.onlooker import Glimpse
 from expunge.federation.training.recipe import ClientRule
-from expunge.federation.training.works import Round, Work
-
-ROUNDING = 1e-9
-"""Shares that add up to one add up to a little less in floating point."""
+from expunge.federation.training.works import ROUNDING, Round, Work
 
 PerClient = float | Mapping[str, float] | None
 """One number for everybody, or each client's own."""
@@ -29,7 +26,8 @@ class KeptRound:
         rates: learning rates, where they were recorded.
         steps: local steps, where they were recorded.
         moments: second moments by parameter (recipe.second_moments), where they were recorded.
-        pulls: the length of each participant's pull, where it was recorded.
+        pulls: the length of each participant's pull (pulls.py), where it was recorded.
+        blurs: the length of what is not known of it, since somebody left who took part.
         peaks: the shape of each participant's update, of the first rounds.
         plain: whether the mean was added as it is, whatever the server's rule.
         mark: length and sum of the mean update, by which the same round is known again; None once a participant left.
@@ -43,6 +41,7 @@ class KeptRound:
     steps: Mapping[str, float] = field(default_factory=dict)
     moments: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     pulls: Mapping[str, float] = field(default_factory=dict)
+    blurs: Mapping[str, float] = field(default_factory=dict)
     peaks: Mapping[str, Peak] = field(default_factory=dict)
     plain: bool = False
     mark: tuple[float, float] | None = None
@@ -92,7 +91,7 @@ class KeptRound:
         left = {name: share / rest for name, share in self.shares.items() if name != gone}
         rates, steps = ({n: value for n, value in known.items() if n != gone} for known in (self.rates, self.steps))
         moments = {name: values for name, values in self.moments.items() if name != gone}
-        pulls = {name: length for name, length in self.pulls.items() if name != gone}
+        pulls, blurs = ({n: length for n, length in known.items() if n != gone} for known in (self.pulls, self.blurs))
         peaks = {name: peak for name, peak in self.peaks.items() if name != gone}
         return replace(
             self,
@@ -101,11 +100,17 @@ class KeptRound:
             steps=steps,
             moments=moments,
             pulls=pulls,
+            blurs=blurs,
             peaks=peaks,
             mark=None,
             altered=tuple(name for name in self.altered if name != gone),
             glimpse=None,
         )
+
+    @property
+    def far(self) -> float:
+        """How long its mean update was; as the longest pull where a participant has left."""
+        return self.mark[0] if self.mark is not None else max(self.pulls.values(), default=0.0)
 
     def unlike(self, rule: ClientRule, rate: float | None, steps: float | None) -> tuple[str, str] | None:
         """What was seen of this round and what is stated, with these where nothing was recorded, if they differ."""
@@ -117,7 +122,8 @@ class KeptRound:
         """For JSON; what was not recorded is left out."""
         peaks = {name: [peak.height, peak.evenness] for name, peak in self.peaks.items()}
         known: dict[str, Any] = {"rates": self.rates, "steps": self.steps, "moments": self.moments}
-        known |= {"pulls": self.pulls, "peaks": peaks, "altered": self.altered, "misstated": self.misstated}
+        known |= {"pulls": self.pulls, "blurs": self.blurs, "peaks": peaks}
+        known |= {"altered": self.altered, "misstated": self.misstated}
         known |= {"glimpse": asdict(self.glimpse) if self.glimpse is not None else None}
         mark = ({"plain": True} if self.plain else {}) | ({"mark": list(self.mark)} if self.mark is not None else {})
         return {"shares": dict(self.shares), **{name: value for name, value in known.items() if value}, **mark}
@@ -135,13 +141,14 @@ class KeptRound:
             written.get("moments"),
             plain=bool(written.get("plain", False)),
         )
-        mark, pulls = written.get("mark"), {name: float(own) for name, own in written.get("pulls", {}).items()}
-        if not all(name in shares and 0 <= length < math.inf for name, length in pulls.items()):
+        mark = written.get("mark")
+        pulls, blurs = ({n: float(own) for n, own in written.get(key, {}).items()} for key in ("pulls", "blurs"))
+        if not all(name in shares and 0 <= length < math.inf for own in (pulls, blurs) for name, length in own.items()):
             raise ValueError("the length of a pull is not a number of at least 0")
         peaks = {name: Peak(float(own[0]), float(own[1])) for name, own in written.get("peaks", {}).items()}
         mark = (float(mark[0]), float(mark[1])) if mark is not None else None
         altered = tuple(name for name in written.get("altered", ()) if name in shares)
-        read = replace(read, pulls=pulls, peaks=peaks, mark=mark, altered=altered)
+        read = replace(read, pulls=pulls, blurs=blurs, peaks=peaks, mark=mark, altered=altered)
         if written.get("misstated") is not None:
             seen, stated = (str(each) for each in written["misstated"])
             read = replace(read, misstated=(seen, stated))
@@ -157,35 +164,6 @@ def staying(
         Round(tuple(work for name, work in own.items() if name not in leaving), each.plain)
         for own, each in zip(works, kept, strict=True)
     )
-
-
-def corrections(kept: Sequence[KeptRound], gone: str) -> dict[str, tuple[float, float]]:
-    """What a departure does to those who met the leaver: ``B_v <- (B_v + w_v/(1-w_u) B_u) / (1-w_u)``.
-
-    w_v is its mean weight over the rounds of u, w_u in the fraction the leaver's over its own rounds, and w_u in the
-    divisor the leaver's over the rounds of v. A client that never met the leaver is not in it.
-
-    Args:
-        kept: the rounds.
-        gone: u.
-
-    Returns:
-        By client the factor of ``B_u``, and the divisor.
-    """
-    shared = [each for each in kept if each.shares.get(gone, 0.0) > 0]
-    own: dict[str, float] = {}
-    for each in shared:
-        for name, share in each.shares.items():
-            if name != gone and share > 0:
-                own[name] = own.get(name, 0.0) + share
-    beside, rounds = dict.fromkeys(own, 0.0), dict.fromkeys(own, 0)
-    for each in kept:
-        for name, share in each.shares.items():
-            if name in own and share > 0:
-                beside[name] += each.shares.get(gone, 0.0)
-                rounds[name] += 1
-    rest = 1 - sum(each.shares[gone] for each in shared) / len(shared) if shared else 1.0
-    return {name: (own[name] / len(shared) / rest, 1 - beside[name] / rounds[name]) for name in own}
 
 
 def _each(given: PerClient, shares: Mapping[str, float], what: str) -> dict[str, float]:

@@ -42,11 +42,13 @@ class TensorFile:
         tensors: by name.
         content: what was written beside them; None where expunge did not write the file, or an older version did.
         metadata: the header's texts, as they are.
+        version: that it was written in; 1 where it does not say.
     """
 
     tensors: dict[str, Tensor]
     content: Any
     metadata: Mapping[str, str]
+    version: int = 1
 
 
 def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Tensor], content: Any) -> None:
@@ -88,7 +90,7 @@ def read_tensors(path: Path, kind: str, version: int, older: tuple[int, ...] = (
             raise ValueError(f"it holds something else, {header['kind']!r}")
         if header["version"] not in (version, *older):
             raise ValueError(f"its version is {header['version']}, so use an expunge that reads that, not {version}")
-        return TensorFile(tensors, header["content"], metadata)
+        return TensorFile(tensors, header["content"], metadata, header["version"])
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from expunge.errors import RequestError
+
+ROUNDING = 1e-9
+"""Shares that add up to one add up to a little less in floating point."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,23 @@ class Round:
         return sum(work.share for work in self.works)
 
 
+def lengthened(shares: Mapping[str, float], names: Collection[str]) -> dict[str, float] | None:
+    """By what the pulls of those of them who took part count in a round; None where they had it to themselves.
+
+    Example:
+        >>> lengthened({"ada": 0.5, "bob": 0.25, "cyd": 0.25}, ["ada", "bob"])
+        {'ada': 2.0, 'bob': 3.0}
+        >>> lengthened({"ada": 1.0}, ["ada", "bob"])
+        {'ada': 1.0}
+        >>> lengthened({"ada": 0.5, "bob": 0.5}, ["ada", "bob"])
+    """
+    own = {name: shares[name] for name in names if shares.get(name, 0.0) > 0}
+    if len(own) < 2:
+        return dict.fromkeys(own, 1.0)
+    rest = 1 - sum(own.values())
+    return None if rest <= ROUNDING else {name: (1 - share) / rest for name, share in own.items()}
+
+
 def spread(works: Sequence[Mapping[str, Work]], names: Sequence[str], rounds: range) -> Tensor:
     """How the pull of these clients is spread over the rounds of a stretch: by its length in each, as recorded.
 
@@ -68,10 +88,14 @@ def spread(works: Sequence[Mapping[str, Work]], names: Sequence[str], rounds: ra
         tensor([0.7500, 0.0000, 0.2500], dtype=torch.float64)
     """
     row = torch.zeros(len(works), dtype=torch.float64)
-    own = {number: [works[number][name] for name in names if name in works[number]] for number in rounds}
-    known = all(work.pull > 0 for each in own.values() for work in each)
+    own = {number: {name: works[number][name] for name in names if name in works[number]} for number in rounds}
+    known = all(work.pull > 0 or not work.share for each in own.values() for work in each.values())
     for number, each in own.items():
-        row[number] = sum(work.pull if known else work.share * work.learning_rate * work.steps for work in each)
+        factors = lengthened({name: work.share for name, work in each.items()}, names) or dict.fromkeys(each, 1.0)
+        counts = {
+            name: work.pull if known else work.share * work.learning_rate * work.steps for name, work in each.items()
+        }
+        row[number] = sum(factor * counts[name] for name, factor in factors.items())
     if not row.sum() > 0:
         for number in rounds:
             row[number] = float(any(name in works[number] for name in names))
