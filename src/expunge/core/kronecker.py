@@ -282,8 +282,13 @@ class KroneckerCurvature:
     def without_factors(self) -> float:
         """The share of all matrices' entries that have a diagonal alone, as those of recurrent layers."""
         sizes = {name: shape.numel() for name, shape in self._layout.shapes if len(shape) > 1}
-        alone = sum(size for name, size in sizes.items() if name in self._diagonal)
+        alone = sum(sizes[name] for name in self.unfactored)
         return alone / sum(sizes.values()) if alone else 0.0
+
+    @property
+    def unfactored(self) -> tuple[str, ...]:
+        """Names of the matrices that have a diagonal alone."""
+        return tuple(name for name, shape in self._layout.shapes if len(shape) > 1 and name in self._diagonal)
 
     def last(self, vector: Tensor) -> Tensor | None:
         """The vector's part in the layer whose outputs are the model's own, zeros elsewhere; None where there is none.

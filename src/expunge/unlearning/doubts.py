@@ -6,11 +6,16 @@ import torch
 
 from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
+from expunge.errors import listed
 from expunge.unlearning.answers import Answer
 from expunge.unlearning.trust_region import Taken
 
 FAR = 0.25
 """A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
+
+MANY = 0.5
+"""Where more than this share of the weights has a diagonal for its curvature, a step is filtered by products, however
+short it is and under every training: diagonals left up to a half of the way to retraining."""
 
 ALONE = (
     "Layers over tokens curve together, which their factors leave out, and coupled=False does not look at it: the step "
@@ -28,15 +33,25 @@ BEYOND = (
 )
 
 
-def doubts(model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None) -> tuple[str, ...]:
+DIAGONAL = (
+    "Of {names} a diagonal is all that is known of the curvature, and products were not used, so that less may be "
+    "forgotten than by retraining: audit the model, or choose method='retrace-krylov'."
+)
+
+
+def doubts(
+    model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None, *, by_products: bool
+) -> tuple[str, ...]:
     """Of the model and of how those who stay answer.
 
     Args:
         model: before the step.
         curvature: of those who stay.
         answer: how many times that they have, as they were asked or as an exact product says; None if neither.
+        by_products: whether the step is one by exact curvature half way.
     """
     told = {
+        DIAGONAL.format(names=listed(curvature.unfactored)): curvature.without_factors > MANY and not by_products,
         ALONE: curvature.over_tokens and answer is None,
         ADAPTERS: model.layout is not None and model.layout.has_adapters,
         BEYOND: answer is not None and answer.beyond,

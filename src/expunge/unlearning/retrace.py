@@ -36,7 +36,7 @@ from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.federation.training.response import Response
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
-from expunge.unlearning.doubts import doubts, far
+from expunge.unlearning.doubts import MANY, doubts, far
 from expunge.unlearning.estimate import FURTHER, LOUD
 from expunge.unlearning.filters import damped
 from expunge.unlearning.half_way import FARTHEST, ByProducts, half_way
@@ -155,7 +155,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
     details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": stiffness})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    doubted = doubts(state.model, curvature, found) if outcome.succeeded else ()
+    by_products = taken.record["filter"] == HALF_WAY
+    doubted = doubts(state.model, curvature, found, by_products=by_products) if outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted, *said))
 
 
@@ -228,14 +229,14 @@ def _half_way(
     With it, or without, what is to be said: where products cannot be right, the factors are taken alone.
     """
     state, response = ready.state, pull.response
-    # Batch-norm statistics of the middle are nobody's; over tokens the exact curvature along the pull is asked for.
+    # Batch-norm statistics of the middle are nobody's.
     if response is None or not options.may_look_half_way or has_statistics(state.model):
         return None, ()
     trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
     try:
         if _is_one_layer(state.model):
             return by_exact_curvature(ready.stay, state.model, pull, curvature, first(), trained), ()
-        if curvature.over_tokens or not _may_be_halved(state, response, curvature, options, reach, first):
+        if not _may_be_halved(state, response, curvature, options, reach, first):
             return None, ()
         return pull.left(half_way(ready.stay, state.model, pull, curvature, first(), trained).apply), ()
     except NumericalError as problem:
@@ -250,9 +251,12 @@ def _may_be_halved(
     reach: float,
     first: Callable[[], Tensor],
 ) -> bool:
-    """Whether a network's step is long, its clients have one rate and the server averages."""
+    """Whether a network's step is long, its clients have one rate and the server averages; or it has few factors."""
+    if curvature.without_factors > MANY:
+        return not is_adapted(state)
     one_rate = not response.recipe.client.adaptive and isinstance(response.recipe.server, FedAvg)
-    if not one_rate or curvature.layers < 2:
+    # Over tokens the exact curvature along the pull is asked for.
+    if not one_rate or curvature.layers < 2 or curvature.over_tokens:
         return False
     ended = [state.model.moved(state.model.parameters - times * first()) for times in (reach, 1.0)]
     return is_long(state.model, ended[0], options.long_step_ratio) and not is_long(state.model, ended[1], FARTHEST)
