@@ -1,5 +1,6 @@
 """The facade on models and data of one's own."""
 
+import copy
 import dataclasses
 import json
 
@@ -597,3 +598,72 @@ class TestExactThroughTheFacade:
         outcome = forget(model, data, "client-0", l2=0.01, steps=3, **self.EXACT)
         truth = federation.optimum({"client-0": None})
         assert float((outcome.state.model.parameters - truth).norm() / (before - truth).norm()) < 1e-3
+
+
+def own_loop(model, data, optimiser, rounds=6, recipe=None, folder=None):
+    """FedAvg as people write it down, with a local optimiser that is made anew in each round."""
+    memory, weights = Memory(model, recipe, folder=folder), {name: len(targets) for name, (_, targets) in data.items()}
+    for _ in range(rounds):
+        before, updates, moments = copy.deepcopy(model.state_dict()), {}, {}
+        for name, (inputs, targets) in data.items():
+            model.load_state_dict(before)
+            local = optimiser(model)
+            for _ in range(5):
+                local.zero_grad()
+                nn.functional.cross_entropy(model(inputs), targets).backward()
+                local.step()
+            updates[name] = {key: own.detach() - before[key] for key, own in model.state_dict().items()}
+            moments |= {name: expunge.second_moments(local)} if isinstance(local, torch.optim.Adam) else {}
+        memory.record(updates, weights, learning_rate=local.defaults["lr"], steps=5, moments=moments)
+        total = sum(weights.values())
+        means = {key: sum(weights[name] * own[key] for name, own in updates.items()) / total for key in before}
+        model.load_state_dict({key: own + means[key] for key, own in before.items()})
+    return memory
+
+
+RULES = {
+    "SGD": (None, lambda own: torch.optim.SGD(own, lr=0.3)),
+    "Adam": (expunge.Recipe(expunge.Adam()), lambda own: torch.optim.Adam(own, lr=0.02)),
+}
+
+
+def three_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_what_no_optimiser_was_given_is_left_as_it_is_and_that_is_said(rule):
+    """As where it is frozen: the same model to the last bit, and the memory goes on with what is trained."""
+    recipe, optimiser = RULES[rule]
+    found, said = [], []
+    for frozen in (False, True):
+        model = three_layers()
+        model[0].requires_grad_(not frozen)
+        memory = own_loop(model, DATA, lambda own: optimiser(own[2:].parameters()), recipe=recipe)
+        assert memory.untrained == (() if frozen else ("0.weight", "0.bias"))
+        outcome = forget(model, DATA, "ada", memory=memory)
+        outcome.write_to(model)
+        again = forget(model, DATA, "bob", memory=outcome.memory)
+        again.write_to(model)
+        found.append(model)
+        said.append([each for each in (*outcome.warnings, *again.warnings) if "moved" in each])
+    assert digest_of(found[0]) == digest_of(found[1])
+    assert torch.equal(found[0][0].weight, three_layers()[0].weight)
+    named = "No client has moved 0.weight, 0.bias in any round: what is not trained is taken for frozen"
+    assert [[each.startswith(named) for each in own] for own in said] == [[True], []]
+
+
+def test_what_no_optimiser_was_given_is_named_where_vectors_are_on_disk(tmp_path):
+    model = three_layers()
+    memory = own_loop(model, DATA, lambda own: RULES["SGD"][1](own[2:].parameters()), folder=tmp_path / "memory")
+    outcome = forget(model, DATA, "ada", memory=memory)
+    assert any("0.weight, 0.bias" in each and "parameters=" in each for each in outcome.warnings)
+
+
+def test_statistics_of_a_norm_whose_scale_is_not_trained_go_on_being_mended():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    memory = own_loop(model, DATA, lambda own: RULES["SGD"][1]([*own[0].parameters(), *own[3].parameters()]))
+    outcome = forget(model.eval(), DATA, "ada", memory=memory)
+    assert "1.running_mean" in outcome.state.model.buffers

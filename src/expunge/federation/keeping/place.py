@@ -66,6 +66,11 @@ class Place:
         own = momentum if isinstance(rule, FedAvgM) else None
         return replace(self, now=now, momentum=own, travelled=self.travelled + step)
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Place:
+        """The same with a function of each of its vectors."""
+        momentum = function(self.momentum) if self.momentum is not None else None
+        return replace(self, start=function(self.start), now=function(self.now), momentum=momentum)
+
     def require(
         self, model: Tensor, recipe: Recipe, marks: Sequence[Mark | None], vectors: Callable[[], Mapping[str, Tensor]]
     ) -> None:
