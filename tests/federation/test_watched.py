@@ -1,5 +1,7 @@
 """A memory that watches clients train needs to be told nothing, and is as one that was told the truth."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -135,7 +137,8 @@ class TestRefused:
         memory, local = Memory(mlp()), mlp()
         optimiser = torch.optim.SGD(local.parameters(), lr=0.05, momentum=0.9)
         with memory.watching("ada", local):
-            once(local, "ada", lambda _: optimiser)
+            update, _ = once(local, "ada", lambda _: optimiser)
+        memory.record({"ada": update}, {"ada": 1})
         with pytest.raises(RequestError, match="from one round to the next"), memory.watching("ada", local):
             once(local, "ada", lambda _: optimiser)
 
@@ -189,3 +192,114 @@ def test_a_head_that_stays_with_the_client_trains_as_it_likes():
     memory.record({"ada": {name: named[name].detach() - before[name] for name in shared}}, {"ada": 1})
     assert memory.recipe.client == Adam()
     assert list(memory.works(None)[0]["ada"].moments) == second_moments(body)
+
+
+def epochs(local, name, optimiser, count, memory=None):
+    """Local epochs of three batches, each in a block of its own where a memory watches."""
+    inputs, labels = DATA[name]
+    for number in range(count):
+        own = optimiser(number)
+        with nullcontext() if memory is None else memory.watching(name, local):
+            for batch in range(3):
+                own.zero_grad()
+                nn.functional.cross_entropy(local(inputs[batch::3]), labels[batch::3]).backward()
+                own.step()
+
+
+class TestSeveralBlocksInARound:
+    """A client that is watched by epochs is as one that is watched at once."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda own, _: torch.optim.SGD(own, lr=0.05),
+            lambda own, _: torch.optim.SGD(own, lr=0.05, momentum=0.9),
+            lambda own, number: torch.optim.Adam(own, lr=0.05 * 0.5**number),
+        ],
+    )
+    def test_they_add_up(self, make):
+        works = []
+        for watched_by_epochs in (True, False):
+            memory, local = Memory(mlp()), mlp()
+            before = {key: value.clone() for key, value in local.state_dict().items()}
+            first = make(local.parameters(), 0)
+
+            def kept(number, first=first, local=local):
+                first.param_groups[0]["lr"] = make(local.parameters(), number).param_groups[0]["lr"]
+                return first
+
+            if watched_by_epochs:
+                epochs(local, "ada", kept, 4, memory)
+            else:
+                with memory.watching("ada", local):
+                    epochs(local, "ada", kept, 4)
+            update = {key: value - before[key] for key, value in local.state_dict().items()}
+            memory.record({"ada": update}, {"ada": 1})
+            works.append((memory.recipe, memory.works(None)[0]["ada"]))
+        (one, by_epochs), (other, at_once) = works
+        assert one == other
+        assert by_epochs.steps == at_once.steps == 12
+        assert by_epochs.learning_rate == pytest.approx(at_once.learning_rate, rel=1e-12)
+        assert by_epochs.moments == at_once.moments
+
+    def test_plain_sgd_may_be_made_anew_in_each_and_what_keeps_a_state_may_not(self):
+        memory, local = Memory(mlp()), mlp()
+        epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 2, memory)
+        memory.record({"ada": torch.ones(memory._layout.size)}, {"ada": 1})
+        assert memory.works(None)[0]["ada"].steps == 6
+        with pytest.raises(RequestError, match="'ada' begins anew with SGD with momentum within a round"):
+            epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05, momentum=0.9), 2, memory)
+
+    def test_several_ways_of_training_are_refused(self):
+        memory, local = Memory(mlp()), mlp()
+        other = torch.optim.SGD(local.parameters(), lr=0.05, weight_decay=0.1)
+        epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 1, memory)
+        with pytest.raises(RequestError, match="'ada' trains with several rules"):
+            epochs(local, "ada", lambda _: other, 1, memory)
+        local = mlp()
+        epochs(local, "bob", lambda _: torch.optim.SGD(local[0].parameters(), lr=0.05), 1, memory)
+        with pytest.raises(RequestError, match="'bob' trains with several rules"):
+            epochs(local, "bob", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 1, memory)
+
+    def test_one_that_begins_again_takes_the_others_place(self):
+        memory, local = Memory(mlp()), mlp()
+        epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 2, memory)
+        local = mlp()
+        epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.01), 1, memory)
+        memory.record({"ada": torch.ones(memory._layout.size)}, {"ada": 1})
+        work = memory.works(None)[0]["ada"]
+        assert (work.steps, work.learning_rate) == (3, 0.01)
+
+    def test_other_weights_are_refused(self):
+        memory, local = Memory(mlp()), mlp()
+        epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 1, memory)
+        with torch.no_grad():
+            local[0].weight *= 0.9
+        with pytest.raises(RequestError, match=r"'ada' was watched .* already, and begins with other weights"):
+            epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 1, memory)
+
+    def test_a_model_that_does_not_move_tells_nothing_of_blocks(self):
+        memory, local = Memory(mlp()), mlp()
+        with memory.watching("ada", mlp()):
+            epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 1)
+        with pytest.raises(RequestError, match=r"give memory\.watching the model that is trained"):
+            epochs(mlp(), "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 1, memory)
+
+    def test_what_was_done_before_a_failure_counts_where_training_goes_on(self):
+        memory, local = Memory(mlp()), mlp()
+        optimiser = torch.optim.SGD(local.parameters(), lr=0.05, momentum=0.9)
+
+        def failing():
+            with memory.watching("ada", local):
+                epochs(local, "ada", lambda _: optimiser, 1)
+                raise MemoryError
+
+        with pytest.raises(MemoryError):
+            failing()
+        with memory.watching("bob", other := mlp()):
+            update, _ = once(other, "bob", lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9))
+        with pytest.raises(RequestError, match="'ada' was not watched to its end"):
+            memory.record({"ada": update, "bob": update}, {"ada": 1, "bob": 1})
+        epochs(local, "ada", lambda _: optimiser, 1, memory)
+        memory.record({"ada": update, "bob": update}, {"ada": 1, "bob": 1})
+        assert {name: work.steps for name, work in memory.works(None)[0].items()} == {"ada": 6, "bob": 3}

@@ -42,8 +42,7 @@ from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls_of
 from expunge.federation.keeping.rounds import KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
-from expunge.federation.keeping.watched import ALTERED, Stated, agreed, seen
-from expunge.federation.training.notes import Note
+from expunge.federation.keeping.watched import ALTERED, Block, Stated, agreed, block_of, gone_on_from, marks, seen
 from expunge.federation.training.onlooker import Onlooker, misstated
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
@@ -105,7 +104,7 @@ class Memory:
         self._stretches: list[Stretch] = []
         self._kept: list[KeptRound] = []
         self._place: Place | None = None
-        self._seen: dict[str, Note] = {}  # of this round
+        self._seen: dict[str, Block] = {}  # of this round
         self._onlooker: Onlooker | None = None
         if snapshot is not None:
             self._place = Place.at(snapshot.parameters)
@@ -167,6 +166,8 @@ class Memory:
         """Look at a client's local training, so that its optimiser, rate, steps and moments need not be stated.
 
         What is seen goes into the next ``record``; what was stated otherwise, or cannot be followed, is refused there.
+        A client may be watched in several blocks, an epoch each: what goes on from the weights that the last one ended
+        with is added to it, and what begins again where the round began takes its place.
 
         Args:
             name: the client's.
@@ -187,9 +188,17 @@ class Memory:
         layout = self._layout if self._layout is not None else Layout.of(model, self.parameters)
         if self.size not in (None, layout.size):
             raise RequestError("The memory was recorded with another model: its vectors have another length.")
-        with Watch(model=model) as watch:
-            yield
-        self._layout, self._seen[name] = layout, seen(name, watch, model, layout, self.recipe)
+        begin = marks(model, layout)
+        earlier = gone_on_from(name, self._seen.pop(name, None), begin)
+        with Watch(model=model, begun=None if earlier is None else earlier.optimisers) as watch:
+            try:
+                yield
+            except BaseException:  # training may go on from what was done
+                cut = block_of(watch, model, layout, begin, earlier, is_cut=True) or earlier
+                self._seen |= {} if cut is None else {name: cut}
+                raise
+        block = block_of(watch, model, layout, begin, earlier)
+        self._layout, self._seen[name] = layout, seen(name, block, self.recipe)
 
     def record(
         self,
@@ -217,8 +226,9 @@ class Memory:
         """
         vectors = {name: self._flat(update) for name, update in updates.items()}
         stated = Stated(self.recipe, learning_rate, steps, moments, tuple(altered))
-        if self._seen and self._layout is not None:
-            stated = agreed(self._seen, stated, vectors, self._layout, first=not self._kept)
+        notes = {name: block.note for name, block in self._seen.items() if not block.is_cut}
+        if notes and self._layout is not None:
+            stated = agreed(notes, stated, vectors, self._layout, first=not self._kept)
         total = float(sum(weights.get(name, 0.0) for name in vectors))
         sound = 0 < total < math.inf and all(weight >= 0 for weight in weights.values())
         if set(updates) != set(weights) or not sound:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakSet
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
-from expunge.core.vectors import Layout, named_as
+from expunge.core.vectors import Layout, length, named_as
 from expunge.errors import RequestError
 from expunge.federation.keeping.rounds import PerClient
 from expunge.federation.training.notes import Note, Rule, written
@@ -43,22 +46,72 @@ class Stated:
     altered: tuple[str, ...] = ()
 
 
-def seen(name: str, watch: Watch, model: nn.Module, layout: Layout, recipe: Recipe) -> Note:
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A client's training in a round, as far as it was watched: in one with block, or in several, one after another.
+
+    Attributes:
+        note: how it trained.
+        begin: marks of the weights that it began with.
+        end: of those that it ended with.
+        optimisers: of the last with block, as long as somebody holds them.
+        is_cut: whether it was left by an exception: what follows may go on from it, and nothing is recorded of it.
+    """
+
+    note: Note
+    begin: Tensor
+    end: Tensor
+    optimisers: WeakSet[Optimizer]
+    is_cut: bool = False
+
+
+def marks(model: nn.Module, layout: Layout) -> Tensor:
+    """Length and sum of each parameter that the federation trains, by which the same weights are known again."""
+    given = dict(model.named_parameters())
+    own = named_as((name for name, _ in layout.shapes), given).values() or given  # a wrapper may name all otherwise
+    parts = [given[name].detach() for name in own]
+    found = [torch.stack([length(part), part.sum(dtype=torch.float64)]) for part in parts]
+    return torch.stack([pair.to(found[0].device) for pair in found]).cpu()
+
+
+def gone_on_from(name: str, earlier: Block | None, begin: Tensor) -> Block | None:
+    """The block of the same round that a new one goes on from; None where the client begins, or begins again.
+
+    Args:
+        name: the client's.
+        earlier: what was seen of it in this round.
+        begin: marks of the weights that the new block begins with.
+    """
+    if earlier is None:
+        return None
+    goes_on, again = _same(begin, earlier.end), _same(begin, earlier.begin)
+    if goes_on and again:
+        raise RequestError(
+            f"Client {name!r} is watched twice in this round, and the weights of the model that was watched did not "
+            "change: give memory.watching the model that is trained."
+        )
+    if not (goes_on or again):
+        raise RequestError(
+            f"Client {name!r} was watched in this round already, and begins with other weights than it began or ended "
+            "with: change nothing between its with blocks, give every client a name of its own, and record each round."
+        )
+    return earlier if goes_on else None
+
+
+def seen(name: str, block: Block | None, recipe: Recipe) -> Block:
     """What a client's optimiser did with the parameters that the federation trains; refused where it did nothing.
 
     Args:
         name: the client's.
-        watch: it is over.
-        model: as it was trained.
-        layout: of what the federation trains.
+        block: what was seen of it in this round.
         recipe: as it is stated; a rule of your own stands for whatever is seen.
     """
-    note = watch.note(lambda: _arrays(model, layout))
-    if note is None:
+    if block is None:
         raise RequestError(
             f"No optimiser of torch made a step while client {name!r} was watched: train inside the with block, in its "
             "thread; or state learning_rate and steps in record."
         )
+    note = block.note
     if not note.learning_rate > 0:
         raise RequestError(f"Client {name!r} trained with a learning rate of 0: leave it out of such rounds.")
     if note.rule is None and _is_read(recipe.client):
@@ -66,7 +119,28 @@ def seen(name: str, watch: Watch, model: nn.Module, layout: Layout, recipe: Reci
             f"Client {name!r} {note.problem}: train with one SGD, Adam or AdamW of torch that is made anew in every "
             f"round, {INSTEAD}."
         )
-    return note
+    return block
+
+
+def block_of(
+    watch: Watch, model: nn.Module, layout: Layout, begin: Tensor, earlier: Block | None, *, is_cut: bool = False
+) -> Block | None:
+    """What was seen in a with block, and before it in the same round where it went on; None where nothing was done.
+
+    Args:
+        watch: of the block.
+        model: as it was trained.
+        layout: of what the federation trains.
+        begin: marks of the weights that the block began with.
+        earlier: the block that it went on from, if there was one.
+        is_cut: whether it was left by an exception.
+    """
+    note = watch.note(lambda: _arrays(model, layout))
+    if note is None:
+        return None
+    if earlier is not None:
+        begin, note = earlier.begin, earlier.note.followed_by(note)
+    return Block(note, begin, marks(model, layout), watch.optimisers, is_cut)
 
 
 def agreed(
@@ -83,7 +157,9 @@ def agreed(
     """
     unseen = next((name for name in updates if name not in notes), None)
     if unseen is not None:
-        raise RequestError(f"Client {unseen!r} was not watched in this round, and others were: watch everybody.")
+        raise RequestError(
+            f"Client {unseen!r} was not watched to its end in this round, and others were: watch everybody."
+        )
     own, recipe = {name: notes[name] for name in updates}, stated.recipe
     if _is_read(recipe.client):
         if first and recipe.client == SGD():
@@ -117,6 +193,11 @@ def _arrays(model: nn.Module, layout: Layout) -> Arrays:
     given = dict(model.named_parameters())
     names = named_as((name for name, _ in layout.shapes), given)
     return {name: _plain(given[own]) for name, own in names.items()}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether they are marks of the same weights, which may have come to another device between."""
+    return one.shape == other.shape and bool(((one - other).abs() <= 1e-10 * one[:, :1]).all())
 
 
 def _plain(parameter: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

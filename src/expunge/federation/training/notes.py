@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from expunge.errors import RequestError
@@ -14,6 +14,9 @@ from expunge.federation.training.recipe import SGD, Adam, Recipe
 Rule = SGD | Adam
 """The optimisers that can be read from torch's, and kept in a store."""
 
+
+SEVERAL = "trains with several rules, learning rates or numbers of steps in one round"
+"""The problem where parts of a model train in different ways, or a client does at different times."""
 
 UNLIKE = 0.1
 """The part of what an optimiser took from which on a factor is no description of what was done to gradients."""
@@ -33,6 +36,7 @@ class Note:
         apart: the names of arrays that it sends, but had trained from values of its own.
         kept: the factor by which gradients came out between backward and step, on the mean: clipped ones below 1.
         unlike: the part of what the optimiser took that no such factor explains, as noise is.
+        numbers: how many numbers were trained; it is known where they were, and not sent.
 
     Example:
         >>> note = Note(SGD(momentum=0.9), 0.1, 12)
@@ -48,6 +52,34 @@ class Note:
     apart: tuple[str, ...] = ()
     kept: float = 1.0
     unlike: float = 0.0
+    numbers: int = field(default=0, compare=False)
+
+    def followed_by(self, later: Note) -> Note:
+        """Both in one, where the later training went on in the same round.
+
+        Example:
+            >>> both = Note(SGD(), 0.1, 6).followed_by(Note(SGD(), 0.4, 3))
+            >>> both.rule == SGD(), round(both.learning_rate, 9), both.steps
+            (True, 0.2, 9)
+        """
+        steps = self.steps + later.steps
+
+        def mean(one: float, other: float) -> float:
+            return one if one == other else (self.steps * one + later.steps * other) / steps
+
+        is_one = self.rule == later.rule and self.numbers == later.numbers
+        problem = self.problem or later.problem or ("" if is_one else SEVERAL)
+        kept = mean(self.kept, later.kept)
+        return replace(
+            later,
+            rule=None if problem else later.rule,
+            learning_rate=mean(self.learning_rate, later.learning_rate),
+            steps=steps,
+            moments={name: value * later.kept / kept for name, value in later.moments.items()},
+            problem=problem,
+            kept=kept,
+            unlike=mean(self.unlike, later.unlike),
+        )
 
     @property
     def rate(self) -> float:

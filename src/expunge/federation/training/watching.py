@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from expunge.errors import RequestError
 from expunge.federation.training.gradients import Gradients
-from expunge.federation.training.notes import Note, Rule
+from expunge.federation.training.notes import SEVERAL, Note, Rule
 from expunge.federation.training.recipe import SGD, Adam, second_moments
 from expunge.federation.training.steps import leave, listen
 
@@ -80,6 +81,7 @@ class Watch:
     Args:
         received: gives what the site got to train from, to tell what it trains from values of its own.
         model: what is trained, where it is known beforehand; else it is what runs.
+        begun: the optimisers of the block that this one goes on from, in the same round; None where the round begins.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -93,8 +95,13 @@ class Watch:
         ('SGD with momentum', 0.1, 3.0)
     """
 
-    def __init__(self, received: Callable[[], Arrays] = dict, model: nn.Module | None = None) -> None:
-        self._received = received
+    def __init__(
+        self,
+        received: Callable[[], Arrays] = dict,
+        model: nn.Module | None = None,
+        begun: Collection[Optimizer] | None = None,
+    ) -> None:
+        self._received, self._begun = received, begun
         self._followed = () if model is None else tuple(model.parameters())
         self._gradients = Gradients()
         self._known: dict[torch.dtype, set[str]] = {}
@@ -139,7 +146,13 @@ class Watch:
         kept, unlike = self._gradients.factor({each.parameter for each in trained})
         told = {name: moments[parameter] / kept for name, parameter in named.items()}
         named_apart = tuple(_names(apart, sent())) if apart else ()
-        return Note(rule, rate, steps, told, problem, named_apart, kept, unlike)
+        numbers = sum(each.parameter.numel() for each in trained)
+        return Note(rule, rate, steps, told, problem, named_apart, kept, unlike, numbers)
+
+    @property
+    def optimisers(self) -> WeakSet[Optimizer]:
+        """Those that made a step, as long as somebody else holds them."""
+        return WeakSet(steps.optimiser for steps in self._steps.values())
 
     def _runs(self, module: nn.Module, inputs: object) -> None:
         """A module runs, perhaps for the first step, which no optimiser has announced yet."""
@@ -157,7 +170,8 @@ class Watch:
         self._gradients.taken(own)
         if id(optimiser) not in self._carried:
             kept = (value for state in optimiser.state.values() for value in state.values())
-            self._carried[id(optimiser)] = any(value is not None for value in kept)
+            is_new = self._begun is None or optimiser not in self._begun
+            self._carried[id(optimiser)] = is_new and any(value is not None for value in kept)
             self._gradients.follow(own)
             for parameter in own:
                 if parameter not in self._apart:
@@ -208,13 +222,14 @@ class Watch:
         ways = {(each.rate, each.count) for each in trained}
         changing = any(len(steps.rules) > 1 for each in trained for steps in each.steps)
         if len({replace(rule, weight_decay=0.0) for rule in rules}) > 1 or len(ways) > 1 or changing:
-            return None, "trains with several rules, learning rates or numbers of steps in one round"
+            return None, SEVERAL
         rule = next(iter(rules))
         optimisers = [{id(steps.optimiser) for steps in each.steps} for each in trained]
         if isinstance(rule, Adam) or rule.momentum > 0:
             if any(self._carried[own] for each in optimisers for own in each):
                 return None, f"carries the state of its {rule.name} from one round to the next"
-            if any(len(each) > 1 for each in optimisers):
+            begun = None if self._begun is None else {id(own) for own in self._begun}
+            if any(len(each) > 1 or (begun is not None and not each <= begun) for each in optimisers):
                 return None, f"begins anew with {rule.name} within a round"
         if len(rules) == 1:
             return rule, ""
