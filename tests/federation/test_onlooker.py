@@ -180,3 +180,129 @@ def test_rates_in_tensors_are_added_up_where_they_lie():
         nn.functional.cross_entropy(model(DATA["ada"][0]), DATA["ada"][1]).backward()
         optimiser.step()
     assert onlooker.glimpse().rate == pytest.approx(0.2)
+
+
+def parted(make, memory, told, *, rounds=3, beside=None, parts=((0,), (2,))):
+    """Clients whose layers have an optimiser each; something else may be trained beside them."""
+    model = mlp()
+    for _ in range(rounds):
+        before, updates = copy.deepcopy(model.state_dict()), {}
+        for name, (inputs, labels) in DATA.items():
+            own = copy.deepcopy(model)
+            optimisers = [make([each for part in layers for each in own[part].parameters()]) for layers in parts]
+            for _ in range(3):
+                own.zero_grad()
+                nn.functional.cross_entropy(own(inputs), labels).backward()
+                for optimiser in optimisers:
+                    optimiser.step()
+            updates[name] = {key: value - before[key] for key, value in own.state_dict().items()}
+            if beside is not None:
+                beside(model)
+        memory.record(updates, dict.fromkeys(DATA, 1), **told)
+        model.load_state_dict({key: value + sum(u[key] for u in updates.values()) / 3 for key, value in before.items()})
+
+
+@pytest.mark.parametrize("parts", [((0,), (2,)), ((2,),)])
+def test_optimisers_of_parts_are_known_by_the_weights_that_they_begin_with(parts):
+    right, wrong, rate = Memory(mlp(), Recipe(SGD(momentum=0.9))), Memory(mlp()), Memory(mlp())
+
+    def momentum(own):
+        return torch.optim.SGD(own, lr=0.05, momentum=0.9)
+
+    parted(momentum, right, STATED, parts=parts)
+    assert not doubts(right)
+    with pytest.warns(UserWarning, match=r"SGD\(momentum=0.9\), where SGD\(\)"):
+        parted(momentum, wrong, STATED, parts=parts)
+    assert doubts(wrong)
+    with pytest.warns(UserWarning, match=r"a learning rate of 0.05, where 0.5"):
+        parted(plain, rate, {**STATED, "learning_rate": 0.5}, parts=parts)
+
+
+def other_net(_):
+    """Of shapes that the model has, too."""
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(3, 1)).double()
+
+
+@pytest.mark.parametrize("make", [other_net, lambda _: mlp(1)[2], lambda _: mlp(1)])
+@pytest.mark.parametrize("parts", [((0, 2),), ((0,), (2,))])
+def test_nets_with_layers_like_the_models_are_not_taken_for_parts_of_it(make, parts):
+    memory = Memory(mlp())
+
+    def beside(model):
+        own = make(model)
+        optimiser = torch.optim.Adam(own.parameters(), lr=0.3)
+        own(torch.ones(2, next(own.parameters()).shape[1], dtype=torch.float64)).sum().backward()
+        optimiser.step()
+
+    parted(plain, memory, STATED, beside=beside, parts=parts)
+    assert not doubts(memory)
+
+
+@pytest.mark.parametrize("layers", [(0, 2), (2,)])
+def test_a_copy_that_is_trained_once_a_round_to_be_evaluated_is_no_client(layers):
+    memory, asked = Memory(mlp()), []
+
+    def beside(model):
+        asked.append(None)
+        if len(asked) % len(DATA) == 0:
+            own = copy.deepcopy(model)
+            optimiser = torch.optim.Adam([each for part in layers for each in own[part].parameters()], lr=0.3)
+            own(DATA["ada"][0]).sum().backward()
+            optimiser.step()
+
+    parted(plain, memory, STATED, beside=beside, parts=((0, 2),))
+    assert not doubts(memory)
+
+
+def test_a_state_that_is_kept_from_round_to_round_is_noticed():
+    model, kept = mlp(), {}
+    memory, zeroed = (Memory(model, Recipe(SGD(momentum=0.9))) for _ in range(2))
+
+    def federate(memory, *, forgets=False, rounds=4):
+        state = copy.deepcopy(model.state_dict())
+        for _ in range(rounds):
+            updates = {}
+            for name, (inputs, labels) in DATA.items():
+                if name not in kept:
+                    own = copy.deepcopy(model)
+                    kept[name] = own, torch.optim.SGD(own.parameters(), lr=0.05, momentum=0.9)
+                own, optimiser = kept[name]
+                own.load_state_dict(state)
+                for each in optimiser.state.values() if forgets else ():
+                    each["momentum_buffer"].zero_()
+                for _ in range(3):
+                    optimiser.zero_grad()
+                    nn.functional.cross_entropy(own(inputs), labels).backward()
+                    optimiser.step()
+                updates[name] = {key: value - state[key] for key, value in own.state_dict().items()}
+            memory.record(updates, dict.fromkeys(DATA, 1), **STATED)
+            state = {key: value + sum(u[key] for u in updates.values()) / 3 for key, value in state.items()}
+
+    with pytest.warns(UserWarning, match=r"SGD\(momentum=0.9\) that keeps its state .*, where SGD\(momentum=0.9\)"):
+        federate(memory)
+    assert doubts(memory)
+    federate(zeroed, forgets=True)
+    assert not doubts(zeroed)
+
+
+def made_in_every_step(make, memory):
+    model = mlp()
+    for _ in range(3):
+        before, updates = copy.deepcopy(model.state_dict()), {}
+        for name, (inputs, labels) in DATA.items():
+            own = copy.deepcopy(model)
+            for _ in range(3):
+                own.zero_grad()
+                nn.functional.cross_entropy(own(inputs), labels).backward()
+                make(own.parameters()).step()
+            updates[name] = {key: value - before[key] for key, value in own.state_dict().items()}
+        memory.record(updates, dict.fromkeys(DATA, 1), **STATED)
+        model.load_state_dict({key: value + sum(u[key] for u in updates.values()) / 3 for key, value in before.items()})
+
+
+def test_plain_sgd_may_be_made_anew_within_a_round_and_momentum_may_not():
+    right, wrong = Memory(mlp()), Memory(mlp(), Recipe(SGD(momentum=0.9)))
+    made_in_every_step(plain, right)
+    assert not doubts(right)
+    with pytest.warns(UserWarning, match=r"SGD\(momentum=0.9\) that is made anew within a round, where SGD"):
+        made_in_every_step(lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9), wrong)

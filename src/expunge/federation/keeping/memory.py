@@ -507,11 +507,12 @@ class Memory:
     def _look_on(self) -> None:
         """From now on see what torch's optimisers do with models like this one, whether clients are watched or not."""
         if self._layout is not None:
-            self._onlooker = Onlooker(shape for _, shape in self._layout.shapes)
+            weights = None if self._place is None else self._place.now
+            self._onlooker = Onlooker([shape for _, shape in self._layout.shapes], weights)
 
     def _looked_at(self, kept: KeptRound, recipe: Recipe) -> KeptRound:
         """The round with what was seen of it by chance; where its clients were watched, that is known better."""
-        glimpse = self._onlooker.glimpse() if self._onlooker is not None else None
+        glimpse = self._onlooker.glimpse(len(kept.shares)) if self._onlooker is not None else None
         if glimpse is None or self._seen or kept.plain:
             return kept
         works = kept.works(None, None)
@@ -553,6 +554,8 @@ class Memory:
             assert self._folder.content is not None
             content = self._folder.content
         self._kept, self._stretches, self._place = list(content.rounds), list(content.stretches), content.place
+        if self._onlooker is not None:
+            self._onlooker.expect(None if self._place is None else self._place.now)
 
     def save(self, path: str | Path | None = None) -> None:
         """Write it to one safetensors file; or, without a path, into the folder that its vectors are in.

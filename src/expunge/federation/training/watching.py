@@ -169,9 +169,8 @@ class Watch:
         own = [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
         self._gradients.taken(own)
         if id(optimiser) not in self._carried:
-            kept = (value for state in optimiser.state.values() for value in state.values())
             is_new = self._begun is None or optimiser not in self._begun
-            self._carried[id(optimiser)] = is_new and any(value is not None for value in kept)
+            self._carried[id(optimiser)] = is_new and has_state(optimiser)
             self._gradients.follow(own)
             for parameter in own:
                 if parameter not in self._apart:
@@ -249,6 +248,12 @@ class Watch:
 def is_recorded() -> bool:
     """Whether what runs on a GPU now is recorded as a CUDA graph, which makes it again without torch's hooks."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def has_state(optimiser: Optimizer) -> bool:
+    """Whether it remembers steps: a state of zeros is none."""
+    kept = (value for state in optimiser.state.values() for value in state.values())
+    return any(bool(value.any()) if isinstance(value, Tensor) else value is not None for value in kept)
 
 
 def _mean(values: Iterable[tuple[Tensor, float]]) -> float:
