@@ -235,6 +235,14 @@ def nan_data(as_pairs):
         (lambda: forget(mlp(), {}, "ada", damping=0.1), RequestError, "at least one client"),
         (lambda: forget(mlp(), DATA, "ada", damping=0.1, recovery=Recovery()), RequestError, "learning rate"),
         (lambda: forget(mlp(), DATA, "ada", method="retrain"), RequestError, "training plan"),
+        (lambda: forget(mlp().state_dict(), DATA, "ada", damping=0.1), ModelError, "the trained model itself"),
+        (lambda: forget(mlp(), list(DATA.values()), "ada", damping=0.1), RequestError, "Clients are given by name"),
+        (lambda: forget(mlp(), DATA, leaving=1, damping=0.1), RequestError, "Who leaves is named by a text"),
+        (lambda: forget(mlp(), DATA, "ada", memory={}, damping=0.1), RequestError, "recorded while training"),
+        (lambda: forget(mlp(), DATA, "ada", recipe=torch.optim.SGD, damping=0.1), RequestError, "stated as a Recipe"),
+        (lambda: forget(mlp(), DATA, "ada", checkpoints=[mlp()], damping=0.1), RequestError, "number of rounds before"),
+        (lambda: forget(mlp(), DATA, "ada", learning_rate="0.1", local_steps=2), RequestError, "must be a number"),
+        (lambda: forget(mlp(), DATA, "ada", loss=nn.CrossEntropyLoss, damping=0.1), RequestError, "CrossEntropyLoss()"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(call, kind, said):

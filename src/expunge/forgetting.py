@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Real
 from typing import Any, Literal, overload
 
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import Draw, Gradient
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import Recipe
+from expunge.federation.training.recipe import Recipe, as_recipe
 from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.auto import resolved
 from expunge.unlearning.estimate import Estimate, Size
@@ -261,6 +262,9 @@ def forget(
         >>> outcome.method, outcome.succeeded
         ('hf-kcu', True)
     """
+    _require_kinds(model, clients, memory, checkpoints)
+    _require_numbers(learning_rate=learning_rate, local_steps=local_steps, rounds=rounds, batch_size=batch_size)
+    recipe = None if recipe is None else as_recipe(recipe)
     trained_with = as_loss(loss, l2)
     schedule = _schedule(memory, learning_rate, local_steps, rounds, batch_size)
     if memory is not None and recipe not in (None, memory.recipe):
@@ -305,6 +309,26 @@ def _of_trained(memory: Memory, model: nn.Module) -> tuple[Memory, tuple[str, ..
         memory.require_model(before)
     moved = [name for name, _ in before.layers().shapes if name not in still]
     return memory.of_parameters(moved), (UNTRAINED.format(names=listed(still)),)
+
+
+def _require_kinds(model: object, clients: object, memory: object, checkpoints: object) -> None:
+    """Things of the right kind, before anything is done with them."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"Forget takes the trained model itself, not {type(model).__name__}: load the weights into it."
+        )
+    if not isinstance(clients, Mapping):
+        raise RequestError(f"Clients are given by name, as {{'ada': data}}, not as {type(clients).__name__}.")
+    if not isinstance(memory, Memory | None):
+        raise RequestError("The memory is what was recorded while training, or what Memory.load(path) gives back.")
+    if not isinstance(checkpoints, Mapping | None):
+        raise RequestError("Checkpoints are given by the number of rounds before them, as {3: early, 10: middle}.")
+
+
+def _require_numbers(**given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, Real | None):
+            raise RequestError(f"The training's {name} must be a number, not {value!r}.")
 
 
 def _still_there(memory: Memory | None, outcome: Outcome) -> tuple[str, ...]:

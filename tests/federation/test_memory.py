@@ -1,6 +1,7 @@
 import json
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,13 +11,13 @@ from torch import nn
 
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Layout, Snapshot
-from expunge.errors import DataError, RequestError
+from expunge.errors import DataError, ExpungeError, RequestError
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.tensor_file import write_tensors
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import TrainingPlan
-from expunge.federation.training.recipe import FedAvgM, Recipe
+from expunge.federation.training.recipe import SGD, FedAvgM, Recipe
 from federation.small import clients, linear, norm_net
 
 SIZE = 3
@@ -556,3 +557,100 @@ class TestOlderFiles:
         assert [name for name in "abc" if read.doubts(None, (name,))] == ["a", "c"]
         read.save(tmp_path / "new")
         assert Memory.load(tmp_path / "new").doubts(None, ("c",))
+
+
+GIVEN = {"ada": torch.ones(12), "bob": 2 * torch.ones(12)}
+"""Of a linear model of three features and three classes."""
+
+
+class TestWhatIsGivenWithARound:
+    @pytest.mark.parametrize(
+        "other",
+        [
+            lambda own: own.numpy(),
+            lambda own: own.to_sparse(),
+            lambda own: {"weight": own[:9].view(3, 3).numpy(), "bias": own[9:].to_sparse(), "steps": None, 3: own},
+        ],
+        ids=["numpy", "sparse", "named"],
+    )
+    def test_arrays_and_sparse_tensors_are_as_tensors(self, other):
+        one, two = Memory(linear().float()), Memory(linear().float())
+        one.record(GIVEN, {"ada": 1, "bob": 2})
+        two.record({name: other(own) for name, own in GIVEN.items()}, {"ada": np.int64(1), "bob": torch.tensor([2.0])})
+        assert torch.equal(one.influence("ada"), two.influence(["ada"]))
+        assert one.shares == two.shares
+
+    def test_weights_of_numpy_can_be_written(self, tmp_path):
+        memory = Memory()
+        memory.record(GIVEN, dict.fromkeys(GIVEN, np.float32(0.5)), learning_rate=np.float32(0.5), steps=np.int64(2))
+        memory.save(tmp_path / "memory")
+        assert Memory.load(tmp_path / "memory").shares == [{"ada": 0.5, "bob": 0.5}]
+
+    @pytest.mark.parametrize(
+        ("updates", "words"),
+        [
+            (list(GIVEN.values()), "Updates are given by client, as"),
+            ({"ada": tuple(GIVEN.values())}, r"flat vector or a mapping .*that of client 'ada' is a tuple"),
+            ({"ada": None}, "that of client 'ada' is None"),
+            ({"ada": linear()}, "that of client 'ada' is a Linear"),
+            ({"ada": np.ones(12, dtype=int)}, "flat vector or a mapping"),
+            ({3: GIVEN["ada"]}, r"named by texts: write str\(3\) for 3"),
+        ],
+    )
+    def test_what_is_no_update_is_refused(self, updates, words):
+        with pytest.raises(RequestError, match=words):
+            Memory(linear()).record(updates, {"ada": 1})
+
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            ({"weights": [1, 1]}, r"Weights are given by client, as .*, not as \[1, 1\]"),
+            ({"weights": None}, "Weights are given by client"),
+            ({"weights": {"ada": "1", "bob": 1}}, "The weight of client 'ada' must be a number, not '1'"),
+            ({"learning_rate": "0.1"}, "The learning rate of client 'ada' must be a number, not '0.1'"),
+            ({"learning_rate": [0.1, 0.1]}, "The learning rate of client 'ada' must be a number"),
+            ({"steps": {"ada": 1, 3: 2}}, "The steps must be given of everybody"),
+            ({"steps": {"ada": None, "bob": 2}}, "The steps of client 'ada' must be a number, not None"),
+            ({"moments": [1.0]}, "Second moments are given by client"),
+            ({"moments": {"ada": 1.0}}, "Second moments of client 'ada' are a number for each parameter"),
+            ({"moments": {"ada": "12"}}, "Second moments of client 'ada' are a number for each parameter"),
+            ({"altered": 3}, "named by a text, or by several in a list, not by 3"),
+        ],
+    )
+    def test_what_is_said_beside_it_is_refused_in_a_sentence(self, more, words):
+        memory = Memory(linear())
+        with pytest.raises(RequestError, match=words):
+            memory.record(GIVEN, **{"weights": {"ada": 1, "bob": 1}, **more})
+        assert memory.rounds == 0
+
+    def test_one_name_is_no_list_of_letters(self):
+        memory = Memory(linear())
+        memory.record(GIVEN, {"ada": 1, "bob": 3}, altered="ada")
+        assert memory.mass("ada") == 0.25
+        assert memory.loudness("ada") == memory.loudness(["ada"])
+        assert memory.without("ada").clients == ("bob",)
+        assert "at ada" in memory.doubts(None)[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((linear().state_dict(),), "made with the model itself"),
+        ((linear(), torch.optim.SGD), "stated as a Recipe"),
+        (
+            (linear(), torch.optim.SGD(linear().parameters(), lr=0.1)),
+            r"Recipe\(SGD\(momentum=0.9\)\), .*torch.optim.sgd.SGD",
+        ),
+        ((linear(), SGD()), "stated as a Recipe"),
+        ((linear(), "SGD"), "stated as a Recipe"),
+        ((linear(), None, 3), "Parameters are chosen by their names"),
+    ],
+)
+def test_what_a_memory_is_not_made_of(given, words):
+    with pytest.raises(ExpungeError, match=words):
+        Memory(*given)
+
+
+def test_a_folder_is_a_path():
+    with pytest.raises(RequestError, match="a path, not 3"):
+        Memory(folder=3)

@@ -21,6 +21,7 @@ from expunge.federation.training.recipe import (
     FedAdam,
     FedAvg,
     FedAvgM,
+    Measured,
     Recipe,
     second_moments,
 )
@@ -296,3 +297,22 @@ def test_what_no_training_has_is_refused(wrong: object) -> None:
     assert callable(wrong)
     with pytest.raises(RequestError):
         wrong()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Recipe(SGD), "clients' rule of a Recipe is one of expunge's, made with its settings"),
+        (lambda: Recipe(torch.optim.SGD), r"clients' rule .*not torch\.optim\.sgd\.SGD"),
+        (lambda: Recipe(FedAvgM()), "clients' rule of a Recipe"),
+        (lambda: Recipe(server=FedAvgM), "server's rule of a Recipe"),
+        (lambda: Recipe(server="FedAvgM"), "server's rule .*not 'FedAvgM'"),
+        (lambda: SGD("0.9"), "momentum of SGD must be a number, not '0.9'"),
+        (lambda: FedAvg(None), "learning_rate of FedAvg must be a number, not None"),
+        (lambda: Adam(0.9), "betas are two numbers"),
+        (lambda: Measured(None), r"takes a function, train\(model, name\)"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_where_it_is_made(make, words):
+    with pytest.raises(RequestError, match=words):
+        make()

@@ -161,6 +161,8 @@ def as_loss(loss: object, l2: float = 0.0) -> Loss:
         return loss
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss](l2)
+    if isinstance(loss, type):
+        raise RequestError(f"The loss {loss.__name__} is a class: make one, {loss.__name__}().")
     known = from_torch(loss)
     if isinstance(known, CrossEntropy | BinaryCrossEntropy | MeanSquaredError):
         return replace(known, l2=l2)

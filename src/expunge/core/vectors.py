@@ -340,6 +340,8 @@ def _chosen(trained: Iterable[str], parameters: Chosen) -> set[str]:
     if callable(parameters):
         found = {name for name in trained if parameters(name)}
     else:
+        if not isinstance(parameters, Iterable):
+            raise ModelError(f"Parameters are chosen by their names or by a function of a name, not by {parameters!r}.")
         wanted, found = [parameters] if isinstance(parameters, str) else list(parameters), set[str]()
         for name in wanted:
             plain = plain_name(name)

@@ -28,6 +28,8 @@ class Request:
     @classmethod
     def of(cls, clients: str | Sequence[str] = (), samples: Mapping[str, Sequence[int]] | None = None) -> Request:
         """A request from one name or several, and sample indices by client."""
+        if not isinstance(clients, Iterable | None):
+            raise RequestError(f"Who leaves is named by a text, or by several in a list, not by {clients!r}.")
         names = (clients,) if isinstance(clients, str) else tuple(dict.fromkeys(() if clients is None else clients))
         if not isinstance(samples, Mapping | None):
             raise RequestError(

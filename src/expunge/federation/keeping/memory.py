@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 
 from expunge.core.vectors import Chosen, Layout, Snapshot, length, weighted_sum
 from expunge.errors import DataError, RequestError, listed
+from expunge.federation.keeping.given import Update, by_client, flat, named, several, shares
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
 from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
@@ -45,7 +47,7 @@ from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors,
 from expunge.federation.keeping.watched import ALTERED, Block, Stated, agreed, block_of, gone_on_from, marks, seen
 from expunge.federation.training.onlooker import Onlooker, misstated
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, refusal
+from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, as_recipe, refusal
 from expunge.federation.training.response import Response
 from expunge.federation.training.watching import Watch
 from expunge.federation.training.works import ROUNDING, Work, spread
@@ -61,8 +63,6 @@ UNKNOWN = (
     "differed from round to round, or they had rounds to themselves. Audit the model, or retrain."
 )
 """What a forget says where a pull is known badly."""
-
-Update = Tensor | Mapping[str, Tensor]
 
 
 class Memory:
@@ -95,11 +95,13 @@ class Memory:
     ) -> None:
         if parameters is not None and not isinstance(model, nn.Module):
             raise RequestError("To choose parameters, make the memory with its model: Memory(model, parameters=...).")
+        if not isinstance(model, nn.Module | Snapshot | None):
+            raise RequestError(f"A memory is made with the model itself, Memory(model), not with {_kind(model)}.")
         snapshot = Snapshot.of(model, parameters) if isinstance(model, nn.Module) else model
         self.parameters: tuple[str, ...] | None = None
         if parameters is not None and snapshot is not None:
             self.parameters = tuple(name for name, _ in snapshot.layers().shapes)
-        self.recipe = recipe if recipe is not None else Recipe()
+        self.recipe = as_recipe(recipe)
         self._layout = snapshot.layout if snapshot is not None else None
         self._stretches: list[Stretch] = []
         self._kept: list[KeptRound] = []
@@ -108,6 +110,8 @@ class Memory:
         self._onlooker: Onlooker | None = None
         if snapshot is not None:
             self._place = Place.at(snapshot.parameters)
+        if not isinstance(folder, str | PathLike | None):
+            raise RequestError(f"A memory's folder is a path, not {folder!r}.")
         self._folder = MemoryFolder.new(Path(folder)) if folder is not None else None
         self._is_draft = False
         self._look_on()
@@ -185,6 +189,9 @@ class Memory:
             >>> memory.recipe.client.name
             'AdamW'
         """
+        name = named(name)
+        if not isinstance(model, nn.Module):
+            raise RequestError(f"Give memory.watching the model that is trained, not {_kind(model)}.")
         layout = self._layout if self._layout is not None else Layout.of(model, self.parameters)
         if self.size not in (None, layout.size):
             raise RequestError("The memory was recorded with another model: its vectors have another length.")
@@ -224,15 +231,13 @@ class Memory:
                 clipping value by value): a forget says so. Where they are watched it is seen.
             plain: the mean was added as it is, whatever the server's rule.
         """
-        vectors = {name: self._flat(update) for name, update in updates.items()}
-        stated = Stated(self.recipe, learning_rate, steps, moments, tuple(altered))
+        given = by_client(updates, "Updates")
+        vectors = {name: flat(name, update, self._layout) for name, update in given.items()}
+        stated = Stated(self.recipe, learning_rate, steps, moments, several(altered))
         notes = {name: block.note for name, block in self._seen.items() if not block.is_cut}
         if notes and self._layout is not None:
             stated = agreed(notes, stated, vectors, self._layout, first=not self._kept)
-        total = float(sum(weights.get(name, 0.0) for name in vectors))
-        sound = 0 < total < math.inf and all(weight >= 0 for weight in weights.values())
-        if set(updates) != set(weights) or not sound:
-            raise RequestError("Each update needs a weight of at least 0, not all zero, under the same client's name.")
+        share = shares(weights, vectors)
         known = {self.size, None if self._place is None else self._place.now.numel()} - {None}
         if len({vector.numel() for vector in vectors.values()} | known) > 1:
             raise RequestError("The updates differ in length: are they all of the same model?")
@@ -240,7 +245,6 @@ class Memory:
         for name, is_finite in zip(vectors, finite, strict=True):
             if not is_finite:
                 raise DataError(f"The update of client {name!r} has a NaN or infinite value: it is not recorded.")
-        share = {name: weights[name] / total for name in vectors}
         kept = KeptRound.of(share, stated.learning_rate, stated.steps, stated.moments, plain=plain)
         mean = weighted_sum(vectors.values(), (share[name] for name in vectors))
         pulls = pulls_of(vectors, share, mean)
@@ -338,18 +342,18 @@ class Memory:
 
     def mass(self, names: Iterable[str]) -> float:
         """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""
-        names = tuple(names)
+        names = several(names)
         together = [sum(each.shares.get(name, 0.0) for name in names) for each in self._kept]
         present = [weight for weight in together if weight > 0]
         return sum(present) / len(present) if present else 0.0
 
     def influence(self, names: Iterable[str]) -> Tensor:
         """A_U: the pull of these clients together, ``A_u (1 - w_u)/(1 - w_U)`` over them; over all stretches."""
-        return torch.stack([vector for vector, _ in self._pulls(tuple(names))]).sum(dim=0)
+        return torch.stack([vector for vector, _ in self._pulls(several(names))]).sum(dim=0)
 
     def pulls(self, names: Iterable[str], schedule: Schedule | None) -> tuple[Tensor, Tensor]:
         """A_U by stretches, a row each, and for each of them a row of how it is spread over all rounds."""
-        names = tuple(names)
+        names = several(names)
         works = self.works(schedule)
         if works is None:
             raise RequestError("How the clients trained is not known: give learning_rate and local_steps.")
@@ -362,7 +366,7 @@ class Memory:
         if isinstance(self.recipe.server, AdaptiveServer):
             raise RequestError(refusal(self.recipe.server))
         works = self.works(schedule)
-        return None if works is None else Response(self.recipe, staying(works, self._kept, tuple(leaving)), layout)
+        return None if works is None else Response(self.recipe, staying(works, self._kept, several(leaving)), layout)
 
     def schedule(self, batch_size: int) -> Schedule | None:
         """The mean learning rate and the mean steps of a client in a round; None where they were not recorded."""
@@ -392,7 +396,7 @@ class Memory:
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||A_u||`` of each of these clients."""
-        return [float(length(self.vectors[name])) for name in names]
+        return [float(length(self.vectors[name])) for name in several(names)]
 
     @property
     def stretches(self) -> int:
@@ -404,7 +408,7 @@ class Memory:
 
         Whoever boosts its updates pulls longer than others of its weight.
         """
-        leaving = tuple(names)
+        leaving = several(names)
         lengths, weights = dict[str, float](), dict[str, float]()  # over the rounds that recorded both
         for each in (each for each in self._kept if each.pulls):
             for name, share in each.shares.items():
@@ -440,7 +444,7 @@ class Memory:
         """
         left = self.copy()
         left._place = None
-        for name in names:
+        for name in several(names):
             left = left._without_one(name)
         return left
 
@@ -521,15 +525,6 @@ class Memory:
             warnings.warn(misstated(unlike, len(self._kept)), stacklevel=3)
         return replace(kept, misstated=unlike, glimpse=glimpse if works is None else None)
 
-    def _flat(self, update: Update) -> Tensor:
-        if not isinstance(update, Tensor):
-            if self._layout is None:
-                raise RequestError("To record named tensors, make the memory with its model: Memory(model).")
-            update = self._layout.flatten(update)
-        if update.dim() != 1 or not update.is_floating_point():
-            raise RequestError("An update is a flat vector or a mapping of parameter names to tensors.")
-        return update.detach().to(torch.promote_types(update.dtype, torch.float32))
-
     @property
     def _most(self) -> int:
         """How many stretches are kept apart: more than one only where it matters when a client pulled."""
@@ -581,3 +576,8 @@ class Memory:
         memory._folder, memory._layout, memory.parameters = folder, content.layout, content.parameters
         memory._look_on()
         return memory
+
+
+def _kind(given: object) -> str:
+    """For a sentence."""
+    return given.__name__ if isinstance(given, type) else type(given).__name__

@@ -167,8 +167,9 @@ def _renewed(each: KeptRound, left: KeptRound, gone: str, blurs: Mapping[str, fl
         own, added = _factors(each.shares, gone, name)
         more = each.far if _is_left_alone(each.shares, gone, name) else added * each.pulls.get(gone, 0.0)
         lengths[name] = math.hypot(own * length, more)
-    known = {name: blurs[name] for name, share in left.shares.items() if share > 0 and blurs[name] > 0}
-    return replace(left, pulls=lengths, blurs=known)
+    # A leaver of no weight in any round met nobody, and what is not known of the others stays as it is.
+    known = {name: blurs.get(name, left.blurs.get(name, 0.0)) for name, share in left.shares.items() if share > 0}
+    return replace(left, pulls=lengths, blurs={name: blur for name, blur in known.items() if blur > 0})
 
 
 def _factors(shares: Mapping[str, float], gone: str, name: str) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from expunge.errors import RequestError
+from expunge.federation.keeping.given import by_client, number
 from expunge.federation.keeping.peaks import Peak
 from expunge.federation.training.onlooker import Glimpse
 from expunge.federation.training.recipe import ClientRule
@@ -61,7 +62,8 @@ class KeptRound:
     ) -> KeptRound:
         """Checked: numbers above 0, of participants only."""
         read = {"learning rate": _each(rates, shares, "learning rate"), "steps": _each(steps, shares, "steps")}
-        own = {name: tuple(float(value) for value in values) for name, values in (moments or {}).items()}
+        told = by_client({} if moments is None else moments, "Second moments")
+        own = {name: _moments(name, values) for name, values in told.items()}
         strange = [name for name in own if name not in shares]
         if strange:
             raise RequestError(f"Moments of {strange[0]!r} are given, who sent no update in this round.")
@@ -175,10 +177,19 @@ def _each(given: PerClient, shares: Mapping[str, float], what: str) -> dict[str,
     if not given:
         return {}
     if set(given) != set(shares):
-        odd = sorted(set(given) ^ set(shares))[0]
+        odd = sorted(set(given) ^ set(shares), key=str)[0]
         raise RequestError(f"The {what} must be given of everybody who sent an update, and of nobody else: {odd!r}.")
-    read = {name: float(value) for name, value in given.items()}
+    read = {name: number(value, f"{what} of client {name!r}") for name, value in given.items()}
     for name, value in read.items():
         if not 0 < value < math.inf:
             raise RequestError(f"The {what} of client {name!r} must be above 0, not {value}.")
     return read
+
+
+def _moments(name: str, given: object) -> tuple[float, ...]:
+    """One number for each parameter."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise RequestError(
+            f"Second moments of client {name!r} are a number for each parameter: second_moments(optimiser)."
+        )
+    return tuple(number(value, f"second moment of client {name!r}") for value in given)

@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from expunge.core.vectors import Layout, length, named_as
 from expunge.errors import RequestError
+from expunge.federation.keeping.given import number
 from expunge.federation.keeping.rounds import PerClient
 from expunge.federation.training.notes import Note, Rule, written
 from expunge.federation.training.recipe import SGD, ClientRule, Recipe
@@ -218,7 +219,7 @@ def _require_rule(name: str, rule: Rule, told: ClientRule, *, first: bool) -> No
 def _require_same(what: str, given: PerClient, found: Mapping[str, float]) -> None:
     each = given if isinstance(given, Mapping) else dict.fromkeys(found, given)
     for name, value in found.items():
-        told = each.get(name)
+        told = None if each.get(name) is None else number(each[name], f"{what} of client {name!r}")
         if told is not None and not math.isclose(told, value, rel_tol=1e-4):
             raise RequestError(
                 f"Client {name!r} trained with {what} {value:g}, where {told:g} is stated: leave it out."

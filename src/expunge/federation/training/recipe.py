@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -141,6 +142,8 @@ class Adam:
     adaptive = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.betas, str | Real) or not all(isinstance(beta, Real) for beta in self.betas):
+            raise RequestError(f"Adam's betas are two numbers from 0 to below 1, not {self.betas!r}.")
         object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise RequestError(f"Adam's betas are two numbers from 0 to below 1, not {self.betas}.")
@@ -208,6 +211,10 @@ class Measured:
 
     adaptive = False
     name = "an optimiser that is measured"
+
+    def __post_init__(self) -> None:
+        if not callable(self.train):
+            raise RequestError(f"Measured takes a function, train(model, name), not {_named(self.train)}.")
 
     def left(self, curvature: Tensor, rate: float, steps: float, moment: float = 0.0) -> Tensor:
         """As SGD with the stated rate; it stands in until it has been measured."""
@@ -315,6 +322,9 @@ class Recipe:
     client: ClientRule = field(default_factory=SGD)
     server: ServerRule = field(default_factory=FedAvg)
 
+    def __post_init__(self) -> None:
+        _require_rules(self.client, self.server)
+
     def __str__(self) -> str:
         return f"{self.client.name} on the clients, {self.server.name} on the server"
 
@@ -343,6 +353,24 @@ class Recipe:
                 raise RequestError(f"The training's {role} rule was {kind}, which is not one of ours: give it again.")
             parts[role] = kinds[kind](**values)
         return cls(**parts)
+
+
+def as_recipe(given: object) -> Recipe:
+    """What is given as a recipe; plain SGD and averaging where nothing is.
+
+    Example:
+        >>> as_recipe(SGD(momentum=0.9))
+        Traceback (most recent call last):
+        expunge.errors.RequestError: How a federation trains is stated as a Recipe, such as ...
+    """
+    if given is None:
+        return Recipe()
+    if not isinstance(given, Recipe):
+        raise RequestError(
+            "How a federation trains is stated as a Recipe, such as Recipe(SGD(momentum=0.9)), of expunge's own rules, "
+            f"not as {_named(given)}; clients that are watched (memory.watching) need none."
+        )
+    return given
 
 
 def second_moments(optimiser: torch.optim.Optimizer) -> list[float]:
@@ -386,19 +414,49 @@ def _written(rule: Any) -> dict[str, Any]:
     return {"rule": type(rule).__name__, **(asdict(rule) if known else {})}
 
 
+def _named(given: object) -> str:
+    """For a sentence, in one line."""
+    kind = given if isinstance(given, type) else type(given)
+    return repr(given) if isinstance(given, str | int | float | None) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _require_rules(client: object, server: object) -> None:
+    if isinstance(client, type) or not all(hasattr(client, own) for own in ("name", "adaptive", "left")):
+        raise RequestError(
+            f"The clients' rule of a Recipe is one of expunge's, made with its settings, such as SGD(momentum=0.9), or "
+            f"one of your own with name, adaptive and left; not {_named(client)}."
+        )
+    if not isinstance(server, ServerRule):
+        raise RequestError(
+            "The server's rule of a Recipe is one of expunge's, made with its settings, such as FedAvgM(momentum=0.9), "
+            f"not {_named(server)}."
+        )
+
+
+def _require_numbers(rule: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(rule, name), Real):
+            raise RequestError(
+                f"The {name} of {type(rule).__name__} must be a number, not {_named(getattr(rule, name))}."
+            )
+
+
 def _require_positive(rule: Any, *names: str) -> None:
+    _require_numbers(rule, *names)
     for name in names:
         if not 0 < getattr(rule, name) < math.inf:
             raise RequestError(f"The {name} of {type(rule).__name__} must be above 0, not {getattr(rule, name)}.")
 
 
 def _require_at_least_zero(rule: Any, *names: str) -> None:
+    _require_numbers(rule, *names)
     for name in names:
         if not 0 <= getattr(rule, name) < math.inf:
             raise RequestError(f"The {name} of {type(rule).__name__} must be at least 0, not {getattr(rule, name)}.")
 
 
 def _require_between(rule: Any, low: float, high: float, *names: str) -> None:
+    _require_numbers(rule, *names)
     for name in names:
         if not low <= getattr(rule, name) < high:
             value = getattr(rule, name)
