@@ -15,7 +15,7 @@ from expunge.core.batch import Forward
 from expunge.core.losses import Loss, PerSample, as_loss
 from expunge.core.vectors import Chosen, Snapshot, named_as, shared_copy
 from expunge.errors import DataError, ModelError, RequestError, listed
-from expunge.federation.engines.engine import Engine
+from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.engines.local_data import Collate, Data
@@ -28,6 +28,7 @@ from expunge.federation.training.recipe import Recipe, as_recipe
 from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.auto import resolved
 from expunge.unlearning.estimate import Estimate, Size
+from expunge.unlearning.first_round import FirstRound
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.registry import AUTO, Method, Outcome
 from expunge.unlearning.registry import method as registered
@@ -99,11 +100,13 @@ class Choice:
         method: configured, never ``auto``.
         warnings: where it is not the method that should run.
         asks_owners: whether those who hold the data to forget are asked, so must be there: by the method, or to replay.
+        first_round: who is asked to train the first round again, to see whether the training is told as it was.
     """
 
     method: Method
     warnings: tuple[str, ...] = ()
     asks_owners: bool = False
+    first_round: FirstRound | None = None
 
     @property
     def may_miss(self) -> bool:
@@ -115,12 +118,15 @@ class Choice:
         allowed: int | None = getattr(self.method.options, "expected_rounds", None)
         if allowed is None or self.method.estimate is None:
             return allowed
-        return min(allowed, self.method.estimate(self.method.options, Size.of(state, parties)).messages)
+        more = self.first_round.estimate.messages if self.first_round is not None else 0
+        return more + min(allowed, self.method.estimate(self.method.options, Size.of(state, parties)).messages)
 
     def run(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
         """Forget; the outcome names the method that ran, and says why where it is not the one that should."""
         outcome = self.method(engine, state, request)
-        return replace(outcome, warnings=(*self.warnings, *outcome.warnings))
+        with measured(engine) as cost:
+            doubts = self.first_round.doubts(engine) if self.first_round is not None else ()
+        return replace(outcome, cost=outcome.cost + cost, warnings=(*self.warnings, *doubts, *outcome.warnings))
 
     def dry_run(self, engine: Engine, state: ServerState, request: Request) -> DryRun:
         """What ``run`` would do, or its refusal; in this process one client is asked for a few gradients to time."""
@@ -131,6 +137,7 @@ class Choice:
         estimate, size = None, Size.of(state, parties, own)
         if self.method.estimate is not None:
             estimate = self.method.estimate(self.method.options, size)
+            estimate = estimate if self.first_round is None else estimate + self.first_round.estimate
         return DryRun(
             self.method.label,
             parties.leaving,
@@ -160,7 +167,8 @@ def choose(
         method: any of ``expunge methods``.
         options: of that method; plain values will do.
         sums_only: whether only sums of the clients' replies are seen.
-        loss: of the training, where it is known here: ``auto`` takes Krylov products where it has no factors.
+        loss: of the training, where it is known here, as it was told: ``auto`` takes Krylov products where it has no
+            factors, and those who stay train the first round again by it.
     """
     chosen = registered(method).configured(options or {})
     found, warnings = resolved(chosen, state, parties, sums_only=sums_only)
@@ -168,11 +176,12 @@ def choose(
     asks = found.asks_owners or (found.needs == "vectors" and replays)
     if found.needs == "vectors" and state.memory is not None:
         warnings = (*warnings, *state.memory.doubts(state.schedule, parties.leaving))
+    again = FirstRound.of(state, parties) if loss is not None and found.needs == "vectors" else None
     if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
         shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}
         krylov = registered("retrace-krylov").configured(shared)
-        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."), asks)
-    return Choice(found, warnings, asks)
+        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."), asks, again)
+    return Choice(found, warnings, asks, again)
 
 
 @overload

@@ -40,6 +40,10 @@ class Estimate:
     bytes_up: int
     sample_gradients: float
 
+    def __add__(self, other: Estimate) -> Estimate:
+        """Of both together."""
+        return Estimate(*(own + its for own, its in zip(vars(self).values(), vars(other).values(), strict=True)))
+
 
 @dataclass(frozen=True)
 class Size:

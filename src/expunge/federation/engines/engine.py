@@ -34,6 +34,10 @@ class Cost:
     bytes_down: int = 0
     bytes_up: int = 0
 
+    def __add__(self, other: Cost) -> Cost:
+        """What both cost together."""
+        return Cost(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
     def as_dict(self) -> dict[str, float | int]:
         """For JSON."""
         return asdict(self)

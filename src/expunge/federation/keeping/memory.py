@@ -394,6 +394,18 @@ class Memory:
         peaks = [(peak, own[n].learning_rate * own[n].steps) for each, own in pairs for n, peak in each.peaks.items()]
         return (*said, DOUBT.format(name=self.recipe.client.name)) if looks_adaptive(peaks) else said
 
+    def beginning(self) -> tuple[Tensor, dict[str, tuple[Work, Peak]]] | None:
+        """The starting weights, and what each client did and sent in the first round; None where that is not known.
+
+        Clients that changed their gradients are left out, and a memory of chosen parameters knows nothing of the rest.
+        """
+        first, place = self._kept[0] if self._kept else None, self._place
+        if first is None or place is None or place.first > 0 or self.parameters is not None:
+            return None
+        works = first.works(None, None) or {}
+        sent = {name: peak for name, peak in first.peaks.items() if peak.height > 0 and name not in first.altered}
+        return place.start, {name: (works[name], peak) for name, peak in sent.items() if name in works}
+
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||A_u||`` of each of these clients."""
         return [float(length(self.vectors[name])) for name in several(names)]
