@@ -29,6 +29,7 @@ from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.auto import resolved
 from expunge.unlearning.estimate import Estimate, Size
 from expunge.unlearning.first_round import FirstRound
+from expunge.unlearning.learned import Learned
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.registry import AUTO, Method, Outcome
 from expunge.unlearning.registry import method as registered
@@ -92,6 +93,10 @@ class DryRun:
         return "\n".join([*lines, *self.warnings])
 
 
+Check = FirstRound | Learned
+"""Something that those who stay are asked only to see whether training and data are told as they were."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """The method that answers a request, with its options; made by ``choose``.
@@ -100,13 +105,13 @@ class Choice:
         method: configured, never ``auto``.
         warnings: where it is not the method that should run.
         asks_owners: whether those who hold the data to forget are asked, so must be there: by the method, or to replay.
-        first_round: who is asked to train the first round again, to see whether the training is told as it was.
+        checks: what those who stay are asked to see whether training and data are told as they were.
     """
 
     method: Method
     warnings: tuple[str, ...] = ()
     asks_owners: bool = False
-    first_round: FirstRound | None = None
+    checks: tuple[Check, ...] = ()
 
     @property
     def may_miss(self) -> bool:
@@ -118,14 +123,14 @@ class Choice:
         allowed: int | None = getattr(self.method.options, "expected_rounds", None)
         if allowed is None or self.method.estimate is None:
             return allowed
-        more = self.first_round.estimate.messages if self.first_round is not None else 0
+        more = sum(check.estimate.messages for check in self.checks)
         return more + min(allowed, self.method.estimate(self.method.options, Size.of(state, parties)).messages)
 
     def run(self, engine: Engine, state: ServerState, request: Request) -> Outcome:
         """Forget; the outcome names the method that ran, and says why where it is not the one that should."""
         outcome = self.method(engine, state, request)
         with measured(engine) as cost:
-            doubts = self.first_round.doubts(engine) if self.first_round is not None else ()
+            doubts = [sentence for check in self.checks for sentence in check.doubts(engine)]
         return replace(outcome, cost=outcome.cost + cost, warnings=(*self.warnings, *doubts, *outcome.warnings))
 
     def dry_run(self, engine: Engine, state: ServerState, request: Request) -> DryRun:
@@ -137,7 +142,8 @@ class Choice:
         estimate, size = None, Size.of(state, parties, own)
         if self.method.estimate is not None:
             estimate = self.method.estimate(self.method.options, size)
-            estimate = estimate if self.first_round is None else estimate + self.first_round.estimate
+            for check in self.checks:
+                estimate += check.estimate
         return DryRun(
             self.method.label,
             parties.leaving,
@@ -168,7 +174,7 @@ def choose(
         options: of that method; plain values will do.
         sums_only: whether only sums of the clients' replies are seen.
         loss: of the training, where it is known here, as it was told: ``auto`` takes Krylov products where it has no
-            factors, and those who stay train the first round again by it.
+            factors, and those who stay are asked whether the training was as it is told.
     """
     chosen = registered(method).configured(options or {})
     found, warnings = resolved(chosen, state, parties, sums_only=sums_only)
@@ -176,12 +182,20 @@ def choose(
     asks = found.asks_owners or (found.needs == "vectors" and replays)
     if found.needs == "vectors" and state.memory is not None:
         warnings = (*warnings, *state.memory.doubts(state.schedule, parties.leaving))
-    again = FirstRound.of(state, parties) if loss is not None and found.needs == "vectors" else None
+    checks = _checks(state, parties, found, loss)
     if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
         shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}
         krylov = registered("retrace-krylov").configured(shared)
-        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."), asks, again)
-    return Choice(found, warnings, asks, again)
+        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."), asks, checks)
+    return Choice(found, warnings, asks, checks)
+
+
+def _checks(state: ServerState, parties: Parties, method: Method, loss: Loss | None) -> tuple[Check, ...]:
+    """What is asked beside the work of a method that looks at those who stay, where their loss is only told."""
+    if loss is None or not isinstance(method.options, StepOptions):
+        return ()
+    again = FirstRound.of(state, parties) if method.needs == "vectors" else None
+    return (Learned(state, parties, loss), *((again,) if again is not None else ()))
 
 
 @overload

@@ -156,6 +156,11 @@ class Memory:
         return self._place is not None
 
     @property
+    def place(self) -> Place | None:
+        """Where its rounds lead, and where they began, where that is known."""
+        return self._place
+
+    @property
     def server_momentum(self) -> Tensor | None:
         """The momentum that the server's rule has now, without those who were forgotten; None where it has none."""
         return self._place.momentum if self._place is not None else None
