@@ -516,6 +516,16 @@ class TestTogetherAndOneAfterAnother:
         (doubt,) = memory.without(["a"]).doubts(None, ("b",))  # b's own way was never seen apart
         assert "of the pull of b is not known" in doubt
 
+    def test_a_round_in_which_the_leaver_counted_nothing_stays_as_it_is(self):
+        (first, second), weights = updates_of("abc", 2, seed=0), {"a": 1, "b": 2, "c": 3}
+        memory = Memory()
+        memory.record(first, weights)
+        memory.record(second, {**weights, "a": 0})
+        torch.testing.assert_close(memory.influence(["a"]), by_training_twice([first], weights, "a"))
+        left = memory.without(["a"])
+        assert left.shares[1] == pytest.approx({"b": 2 / 5, "c": 3 / 5})
+        assert left._kept[1].pulls == {name: memory._kept[1].pulls[name] for name in "bc"}
+
     def test_a_doubt_stays_with_the_file(self, tmp_path):
         names, weights = ["ada", "bob", "cyd"], {"ada": 1.0, "bob": 2.0, "cyd": 3.0}
         memory = Memory(Snapshot(torch.zeros(SIZE, dtype=torch.float64), {}))

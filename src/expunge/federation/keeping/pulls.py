@@ -162,6 +162,8 @@ def _changed(kept: Sequence[KeptRound], met: Sequence[KeptRound], gone: str, nam
 
 def _renewed(each: KeptRound, left: KeptRound, gone: str, blurs: Mapping[str, float]) -> KeptRound:
     """A round that the leaver took part in, with lengths of the others' pulls as they are without it, about."""
+    if not each.shares[gone] > 0:
+        return left
     lengths = {}
     for name, length in left.pulls.items():
         own, added = _factors(each.shares, gone, name)
