@@ -1,5 +1,7 @@
 """A memory that watches clients train needs to be told nothing, and is as one that was told the truth."""
 
+import threading
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -303,3 +305,50 @@ class TestSeveralBlocksInARound:
         epochs(local, "ada", lambda _: optimiser, 1, memory)
         memory.record({"ada": update, "bob": update}, {"ada": 1, "bob": 1})
         assert {name: work.steps for name, work in memory.works(None)[0].items()} == {"ada": 6, "bob": 3}
+
+
+def aside(train):
+    """In a thread of its own."""
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+
+
+def test_a_model_is_watched_in_whatever_thread_it_trains():
+    memory, local, other = Memory(mlp()), mlp(), mlp()
+    optimiser, others = (torch.optim.SGD(own.parameters(), lr=0.05) for own in (local, other))
+    with memory.watching("ada", local):
+        aside(lambda: epochs(local, "ada", lambda _: optimiser, 2))
+        aside(lambda: epochs(other, "bob", lambda _: others, 2))
+        epochs(local, "ada", lambda _: optimiser, 1)
+    memory.record({"ada": torch.ones(memory._layout.size)}, {"ada": 1})
+    assert memory.works(None)[0]["ada"].steps == 9
+
+
+@pytest.mark.parametrize("watched", [range(1), range(2, 3), range(3)])
+@pytest.mark.parametrize("factor", [1, 5])
+def test_training_outside_of_the_with_block_is_said(watched, factor):
+    """What is boosted or clipped, and personal training after a round, are not taken for it."""
+    model = mlp()
+    memory = Memory(model)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            updates = {}
+            for name in DATA:
+                local = mlp()
+                local.load_state_dict(state)
+                optimiser = torch.optim.SGD(local.parameters(), lr=0.05)
+                epochs(local, name, lambda _, own=optimiser: own, watched.start)
+                with memory.watching(name, local):
+                    epochs(local, name, lambda _, own=optimiser: own, len(watched))
+                epochs(local, name, lambda _, own=optimiser: own, 3 - watched.stop)
+                updates[name] = {key: factor * (value - state[key]) for key, value in local.state_dict().items()}
+                if factor == 1 and len(watched) == 3:
+                    epochs(local, name, lambda _, own=optimiser: own, 1)
+            memory.record(updates, dict.fromkeys(DATA, 1))
+            state = {key: state[key] + sum(own[key] for own in updates.values()) / 3 for key in state}
+    said = [each for each in memory.doubts(None) if "9 steps of a client, where 3 is what was watched" in each]
+    assert bool(said) == (len(watched) < 3)
+    assert len([each for each in heard if "otherwise than" in str(each.message)]) == (2 if said else 0)

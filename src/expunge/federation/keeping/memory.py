@@ -261,7 +261,7 @@ class Memory:
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
         altered = tuple(name for name in stated.altered if name in vectors)
         kept = replace(kept, pulls=lengths, peaks=peaks, mark=mark, altered=altered)
-        rounds = [*self._kept, self._looked_at(kept, stated.recipe)]
+        rounds = [*self._kept, self._looked_at(kept, stated.recipe, vectors)]
         place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
         self._go_on(replace(self._content, recipe=stated.recipe, rounds=rounds, stretches=stretches, place=place))
         self.recipe, self._seen = stated.recipe, {}
@@ -531,13 +531,19 @@ class Memory:
             weights = None if self._place is None else self._place.now
             self._onlooker = Onlooker([shape for _, shape in self._layout.shapes], weights)
 
-    def _looked_at(self, kept: KeptRound, recipe: Recipe) -> KeptRound:
-        """The round with what was seen of it by chance; where its clients were watched, that is known better."""
+    def _looked_at(self, kept: KeptRound, recipe: Recipe, vectors: Mapping[str, Tensor]) -> KeptRound:
+        """The round with what was seen of it by chance, where its clients were not watched, or not in all they sent."""
         glimpse = self._onlooker.glimpse(len(kept.shares)) if self._onlooker is not None else None
-        if glimpse is None or self._seen or kept.plain:
+        if glimpse is None or self._layout is None or kept.plain:
             return kept
-        works = kept.works(None, None)
-        unlike = glimpse.unlike(recipe.client, works)
+        works, told = kept.works(None, None), "is stated"
+        watched = {name: block for name, block in self._seen.items() if name in vectors and not block.is_cut}
+        if watched:
+            if all(block.explains(vectors[name], self._layout) for name, block in watched.items()):
+                return kept
+            told = "is what was watched"  # with the rates of its optimisers: clipping is not theirs
+            works = {n: Work(kept.shares[n], own.note.learning_rate, own.note.steps) for n, own in watched.items()}
+        unlike = glimpse.unlike(recipe.client, works, told)
         if unlike is not None and self._kept and self._kept[-1].misstated is not None:
             warnings.warn(misstated(unlike, len(self._kept)), stacklevel=3)
         return replace(kept, misstated=unlike, glimpse=glimpse if works is None else None)

@@ -65,14 +65,18 @@ class Block:
     optimisers: WeakSet[Optimizer]
     is_cut: bool = False
 
+    def explains(self, update: Tensor, layout: Layout) -> bool:
+        """Whether the client sent what it was watched to train; also not where that was clipped or boosted."""
+        own = _marks(layout.unflatten(update).values())
+        led = self.end - self.begin
+        return led.shape == own.shape and bool(((own - led)[:, 1:].abs() <= 1e-4 * own[:, :1]).all())
+
 
 def marks(model: nn.Module, layout: Layout) -> Tensor:
-    """Length and sum of each parameter that the federation trains, by which the same weights are known again."""
+    """Of each parameter that the federation trains its length and the sums of its halves: they tell weights apart."""
     given = dict(model.named_parameters())
     own = named_as((name for name, _ in layout.shapes), given).values() or given  # a wrapper may name all otherwise
-    parts = [given[name].detach() for name in own]
-    found = [torch.stack([length(part), part.sum(dtype=torch.float64)]) for part in parts]
-    return torch.stack([pair.to(found[0].device) for pair in found]).cpu()
+    return _marks(given[name].detach() for name in own)
 
 
 def gone_on_from(name: str, earlier: Block | None, begin: Tensor) -> Block | None:
@@ -109,8 +113,8 @@ def seen(name: str, block: Block | None, recipe: Recipe) -> Block:
     """
     if block is None:
         raise RequestError(
-            f"No optimiser of torch made a step while client {name!r} was watched: train inside the with block, in its "
-            "thread; or state learning_rate and steps in record."
+            f"No optimiser of torch made a step while client {name!r} was watched: train the watched model inside the "
+            "with block; or state learning_rate and steps in record."
         )
     note = block.note
     if not note.learning_rate > 0:
@@ -194,6 +198,14 @@ def _arrays(model: nn.Module, layout: Layout) -> Arrays:
     given = dict(model.named_parameters())
     names = named_as((name for name, _ in layout.shapes), given)
     return {name: _plain(given[own]) for name, own in names.items()}
+
+
+def _marks(parts: Iterable[Tensor]) -> Tensor:
+    found = []
+    for part in parts:
+        halves = torch.tensor_split(part.reshape(-1), 2)
+        found.append(torch.stack([length(part), *(half.sum(dtype=torch.float64) for half in halves)]))
+    return torch.stack([each.to(found[0].device) for each in found]).cpu()
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -40,9 +40,9 @@ KEPT, ANEW = " that keeps its state from round to round", " that is made anew wi
 """Behind a rule: those who stay are taken to begin every round with no state, and to keep it until its end."""
 
 MISSTATED = (
-    "Torch's optimisers trained models like this one otherwise than is stated: {seen}, where {stated} is stated (round "
-    "{number} and others). What was stated was followed, so something may be left, or too much taken out: train inside "
-    "`with memory.watching(name, model):`, which reads it."
+    "Torch's optimisers trained models like this one otherwise than is stated: {seen}, where {stated} (round {number} "
+    "and others). What was stated was followed, so something may be left, or too much taken out: let all of a client's "
+    "training be inside `with memory.watching(name, model):`, which reads it."
 )
 
 
@@ -64,7 +64,7 @@ class Glimpse:
     Example:
         >>> seen = Glimpse(("SGD(momentum=0.9)",), 0.1, 8, 2)
         >>> seen.unlike(SGD(), {"ada": Work(0.5, 0.1, 4), "bob": Work(0.5, 0.1, 4)})
-        ('SGD(momentum=0.9)', 'SGD()')
+        ('SGD(momentum=0.9)', 'SGD() is stated')
         >>> seen.unlike(SGD(momentum=0.9), {"ada": Work(0.5, 0.1, 4), "bob": Work(0.5, 0.1, 4)})
     """
 
@@ -81,18 +81,21 @@ class Glimpse:
             raise ValueError("what was seen of a round cannot have been")
         return cls(tuple(str(name) for name in written["rules"]), rate, steps, optimisers)
 
-    def unlike(self, rule: ClientRule, works: Mapping[str, Work] | None) -> tuple[str, str] | None:
+    def unlike(
+        self, rule: ClientRule, works: Mapping[str, Work] | None, told: str = "is stated"
+    ) -> tuple[str, str] | None:
         """What was seen and what is stated, where they differ; None where they do not, or it cannot be told.
 
         Args:
             rule: the clients', as it is stated.
             works: of every participant; None where rates or steps are not stated.
+            told: how they are known.
         """
         if isinstance(rule, SGD | Adam):
             stated = _apart_from_decay(rule)
             strange = [name for name in self.rules if name != stated]
             if strange:
-                return strange[0], stated
+                return strange[0], f"{stated} {told}"
         if not works or self.optimisers > len(works):  # not all of them were clients, and whose rates these are is open
             return None
         total = sum(work.steps for work in works.values())
@@ -100,9 +103,9 @@ class Glimpse:
         rate = sum(work.learning_rate * work.steps for work in works.values()) / total
         everybody = self.optimisers == len(works)
         if (everybody or max(rates) - min(rates) <= CLOSE * max(rates)) and _differ(self.rate, rate):
-            return f"a learning rate of {self.rate:g}", f"{rate:g}"
+            return f"a learning rate of {self.rate:g}", f"{rate:g} {told}"
         if everybody and _differ(self.steps, total):
-            return f"{self.steps / self.optimisers:g} steps of a client", f"{total / len(works):g}"
+            return f"{self.steps / self.optimisers:g} steps of a client", f"{total / len(works):g} {told}"
         return None
 
 

@@ -1,9 +1,10 @@
 """What a client's torch optimisers do while it trains, seen through torch's own hooks: its code has to say nothing.
 
-Every step of every torch optimiser in the same thread is looked at: which optimiser, its settings, its rate, how much
-clipping left of its gradients (gradients.py), and in the end Adam's second moments. Only what the client sends counts:
-personal heads and other parts that stay with it may train as they like. What is sent is known again by its values, or,
-where they were changed on the way (clipped, boosted), by its shapes in their order.
+Every step of every torch optimiser in the same thread, and of the watched model's in any, is looked at: which
+optimiser, its settings, its rate, how much clipping left of its gradients (gradients.py), in the end Adam's second
+moments. Only what the client sends counts: personal heads and other parts that stay with it may train as they like.
+What is sent is known again by its values, or, where they were changed on the way (clipped, boosted), by its shapes in
+their order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class _Trained:
 
 
 class Watch:
-    """Looks at the steps of torch's optimisers inside a with block, in this thread.
+    """Looks at the steps of torch's optimisers inside a with block, in this thread or of a model that is known.
 
     Args:
         received: gives what the site got to train from, to tell what it trains from values of its own.
@@ -108,7 +109,7 @@ class Watch:
         self._apart: dict[Tensor, bool] = {}  # of each parameter: whether it began with values that were not received
         self._carried: dict[int, bool] = {}  # of each optimiser: whether it had a state before its first step here
         self._steps: dict[tuple[int, int, bytes], _Steps] = {}
-        self._thread = 0
+        self._thread, self._own = 0, WeakKeyDictionary[Optimizer, bool]()
         self._running: RemovableHandle | None = None
 
     def __enter__(self) -> Watch:
@@ -162,7 +163,7 @@ class Watch:
 
     def before_step(self, optimiser: Optimizer) -> None:
         """What the first step of an optimiser begins with."""
-        if threading.get_ident() != self._thread:
+        if not self._is_own(optimiser):
             return
         if is_recorded():
             raise RequestError(RECORDED)
@@ -176,6 +177,16 @@ class Watch:
                 if parameter not in self._apart:
                     self._apart[parameter] = self._is_apart(parameter)
 
+    def _is_own(self, optimiser: Optimizer) -> bool:
+        """Whether it works in this thread, or for the model that is watched in another one."""
+        if threading.get_ident() == self._thread:
+            return True
+        if optimiser not in self._own:
+            followed = {id(each) for each in self._followed}
+            own = (each for group in optimiser.param_groups for each in group["params"])
+            self._own[optimiser] = any(id(each) in followed for each in own)
+        return self._own[optimiser]
+
     def _is_apart(self, parameter: Tensor) -> bool:
         """Whether none of what was received has its values, in its own precision."""
         kind = parameter.dtype
@@ -186,7 +197,7 @@ class Watch:
 
     def after_step(self, optimiser: Optimizer) -> None:
         """Its rule and rate, and which parameters it moved."""
-        if threading.get_ident() != self._thread:
+        if not self._is_own(optimiser):
             return
         for number, settings in enumerate(optimiser.param_groups):
             moving = bytes(parameter.grad is not None for parameter in settings["params"])
