@@ -16,6 +16,7 @@ from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.layers import rows_of
 from expunge.core.losses import CrossEntropy, SquaredError
 from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import ModelError
 
 
 def test_a_convolution_over_one_dimension_is_one_over_two() -> None:
@@ -191,6 +192,102 @@ def test_something_called_rms_norm_that_is_none_is_estimated() -> None:
     sizes = passes(model)
     curvature_of(model, torch.randn(80, 4, dtype=DOUBLE), CrossEntropy())
     assert sizes == [1, 3, *[2] * 40]
+
+
+# Layers that are not what they look like
+
+
+class Plain(nn.Linear):
+    """A forward of its own that is linear."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.weight.T + self.bias
+
+
+class Doubled(nn.Linear):
+    """A forward of its own that is not ``W a``."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2.0 * super().forward(inputs)
+
+
+class Outside(nn.Module):
+    """A weight that is used outside its layer, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.inner(inputs) + inputs @ self.inner.weight))
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    model[0].register_forward_hook(lambda _, __, outputs: 2.0 * outputs)
+    return model
+
+
+def between(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
+
+
+UNLIKE = {
+    "own forward, linear": (lambda: between(Plain(4, 4)), {"0", "2"}),
+    "own forward, another": (lambda: between(Doubled(4, 4)), {"2"}),
+    "used outside": (Outside, {"last"}),
+    "hook": (hooked, {"2"}),
+    "weight norm": (lambda: between(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))), {"2"}),
+    "spectral norm": (lambda: between(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))), {"2"}),
+}
+
+
+@pytest.mark.parametrize("name", list(UNLIKE))
+def test_a_layer_that_is_not_what_its_calls_show_has_a_diagonal(name: str) -> None:
+    build, names = UNLIKE[name]
+    torch.manual_seed(0)
+    model = build().double().eval()
+    batch = labelled(torch.randn(9, 4, generator=seeded(), dtype=DOUBLE))
+    found = kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy())
+    assert {block.name for block in found.blocks} == names
+    KroneckerCurvature(found, Layout.of(model))  # it fits
+
+
+def test_a_linear_forward_of_its_own_has_the_factors_of_torch_s() -> None:
+    one, other = between(Plain(4, 4)).double().eval(), between(nn.Linear(4, 4)).double().eval()
+    other.load_state_dict(one.state_dict())
+    batch = labelled(torch.randn(9, 4, generator=seeded(), dtype=DOUBLE))
+    found = [kronecker_factors(own, Snapshot.of(own), batch, CrossEntropy()).values for own in (one, other)]
+    torch.testing.assert_close(*found)
+
+
+def test_inputs_that_ask_for_gradients_change_nothing() -> None:
+    model, inputs = between(nn.Linear(4, 4)).double().eval(), torch.randn(9, 4, generator=seeded(), dtype=DOUBLE)
+    batches = labelled(inputs), labelled(inputs.clone().requires_grad_())
+    found = [kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy()).values for batch in batches]
+    assert torch.equal(*found)
+
+
+class Cut(nn.Module):
+    """What can be trained runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.trunk(inputs)
+        return self.head(hidden)
+
+
+def test_layers_that_run_without_gradients_are_refused_by_name_unless_they_are_frozen() -> None:
+    model, batch = Cut().double().eval(), labelled(torch.randn(9, 4, generator=seeded(), dtype=DOUBLE))
+    with pytest.raises(ModelError, match=r"trunk.weight, trunk.bias can be trained, but run without gradients"):
+        kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy())
+    model.trunk.requires_grad_(False)
+    found = kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy())
+    assert [block.name for block in found.blocks] == ["head"]
 
 
 # Adapters and language models

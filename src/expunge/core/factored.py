@@ -19,7 +19,9 @@ from expunge.core.batch import Batch, Forward, run
 from expunge.core.curvature import SavedBytes
 from expunge.core.kronecker import Block
 from expunge.core.layers import is_over_tokens, is_table, product_shape, scale_parameters
+from expunge.core.uses import Uses
 from expunge.core.vectors import Layout, Snapshot
+from expunge.errors import ModelError, listed
 
 Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]
 
@@ -89,6 +91,8 @@ class Factored:
             if product_shape(module) is None:
                 continue
             own = dict(module.named_parameters(recurse=False))
+            if "weight" not in own or len(own) > 2:  # parametrised, or more than a product
+                continue
             if all(joined_name(name, each) in self._own and id(own[each]) in self._alone for each in own):
                 found[name] = [module]
             elif list(own) == ["weight"]:
@@ -154,10 +158,12 @@ class Factored:
         """How each layer is called by the forward pass; torch's attention has one that it never calls.
 
         A first dimension of another meaning than samples is of the right size for one number of samples at most, so
-        two numbers are tried.
+        two numbers are tried. Layers whose calls are not all that their parameters are used for are left out.
         """
         seen: dict[Any, list[_Call]] = {}
         made: dict[Any, Tensor] = {}
+        uses = Uses(self._model, self._own)
+        names_of = {layer: uses.of(layer) for layer in layers}
 
         def noting(count: int) -> Hook:
             def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
@@ -165,7 +171,14 @@ class Factored:
                 if not inputs or not isinstance(outputs, Tensor):
                     seen.setdefault(layer, []).append(_Call(False, False, ()))
                     return
+                if not outputs.requires_grad:
+                    raise ModelError(
+                        f"{listed(list(names_of[layer].values()))} can be trained, but run without gradients: freeze "
+                        "them, requires_grad_(False), or leave out torch.no_grad and torch.utils.checkpoint."
+                    )
                 given = inputs[0].detach()
+                if count == PROBES[-1]:
+                    uses.watch(layer, names_of[layer], given, outputs)
                 by_sample = given.dim() > 0 and len(given) == count and len(outputs) == count
                 names = scale_parameters(layer, given, outputs.detach())
                 seen.setdefault(layer, []).append(_Call(is_over_tokens(layer, given, count), by_sample, names))
@@ -176,12 +189,18 @@ class Factored:
             several = sample.take(torch.zeros(count, dtype=torch.int64))
             saved = SavedBytes((*several.tensors(), *self._own.values(), *self._model.parameters()))
             with saved:
-                outputs, _ = self._forward(several, [(layer, noting(count)) for layer in layers], list(self._own))
+                hooks = [(layer, noting(count)) for layer in layers]
+                outputs, tensors = self._forward(several, hooks, list(self._own))
             self._saved = saved.total // count
             self.at_once = _at_once(outputs.numel() // count, self._saved, self._snapshot.parameters.device)
             whose = [layer for layer, own in made.items() if own is outputs]
             self._last = whose[0] if len(whose) == 1 and self._last in (None, whose[0]) else None
-        return seen
+        chance = torch.Generator().manual_seed(0)
+        drawn = torch.randn(outputs.shape, generator=chance).to(outputs)
+        found = torch.autograd.grad((outputs * drawn).sum(), list(tensors.values()), allow_unused=True)
+        gradients = dict(zip(tensors, found, strict=True))
+        self._last = self._last if self._last is None or uses.explain(self._last, gradients) else None
+        return {layer: calls for layer, calls in seen.items() if uses.explain(layer, gradients)}
 
     def _readable(self, scales: dict[str, Any], calls: dict[Any, list[_Call]]) -> dict[str, tuple[str, ...]]:
         """Layers that see samples along the first dimension whenever they are called, and which scales they have."""

@@ -179,8 +179,11 @@ class _Pass(Factored):
             self._squares[name] += of_samples.square().sum(dim=0)
 
     def _opened(self, outputs: Tensor) -> Tensor:
-        """What a layer gave, with a gradient: where nothing before it has one, the graph begins here."""
-        if outputs.requires_grad:
+        """What a layer gave, with a gradient: where nothing before it has one, the graph begins here.
+
+        Inputs that ask for a gradient of their own do not count.
+        """
+        if outputs.requires_grad and (self._leaves or self._by_sample or self.estimated):
             return outputs
         leaf = outputs.detach().requires_grad_()
         self._leaves.append(leaf)

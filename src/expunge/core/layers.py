@@ -27,12 +27,14 @@ class Shape(NamedTuple):
 def product_shape(layer: Any) -> Shape | None:
     """What a layer is that multiplies by one matrix at every position, and nothing else; None for all others.
 
+    One that has a forward of its own has to show it by its gradients (uses.py).
+
     Example:
         >>> product_shape(nn.Linear(3, 2)), product_shape(nn.Conv1d(1, 2, 3, bias=False))
         (Shape(inputs=4, outputs=2, bias=True, transposed=False), Shape(inputs=3, outputs=2, bias=False, ...))
         >>> product_shape(nn.LayerNorm(3))
     """
-    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+    if isinstance(layer, nn.Linear):
         return Shape(layer.in_features + (layer.bias is not None), layer.out_features, layer.bias is not None)
     if _is_convolution(layer):
         bias = layer.bias is not None
@@ -177,7 +179,6 @@ def _may_be_root_mean_square(layer: nn.Module) -> bool:
 def _is_convolution(layer: Any) -> bool:
     return (
         isinstance(layer, nn.Conv1d | nn.Conv2d)
-        and type(layer).forward in (nn.Conv1d.forward, nn.Conv2d.forward)
         and layer.groups == 1
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)

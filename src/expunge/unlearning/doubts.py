@@ -40,7 +40,7 @@ DIAGONAL = (
 
 
 def doubts(
-    model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None, *, by_products: bool
+    model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None, *, by_products: bool = False
 ) -> tuple[str, ...]:
     """Of the model and of how those who stay answer.
 
