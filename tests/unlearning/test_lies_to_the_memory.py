@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,3 +130,83 @@ def test_a_memory_that_knows_no_model_works_and_is_bound_afterwards():
     assert outcome.memory.is_bound
     with pytest.raises(RequestError, match="do not lead to this model"):
         outcome.memory.require_model(Snapshot.of(model))
+
+
+def test_wrong_weights_a_median_and_further_training_are_told_as_what_they_may_be():
+    """Nobody was taken out: what is known is how far off it is, and what that may come from."""
+    model, memory = trained()
+    wrong = expunge.Memory(TRUE.start(), TRUE.recipe)
+    weights = {"ada": 20, "bob": 20, "cyd": 60, "dan": 20}
+    lie = SimpleNamespace(record=lambda updates, _, **how: wrong.record(updates, weights, **how))
+    TRUE.goes_on(TRUE.start(), lie, ROUNDS)
+    with pytest.raises(
+        RequestError, match=r"less of 'cyd' in it than was recorded.*weights.*It lies \d+% of their way from"
+    ):
+        forget(model, wrong)
+    weights["cyd"] = 2
+    wrong = expunge.Memory(TRUE.start(), TRUE.recipe)
+    TRUE.goes_on(TRUE.start(), lie, ROUNDS)
+    with pytest.raises(RequestError, match=r"more of 'cyd' in it than was recorded\. The weights are not"):
+        forget(model, wrong)
+    further = TRUE.without("ada").goes_on(model, expunge.Memory(), 3)
+    with pytest.raises(RequestError, match="trained on after the last recorded round"):
+        forget(further, memory)
+    middle, memory = TRUE.start(), expunge.Memory(TRUE.start())
+    for _ in range(ROUNDS):
+        updates = {name: TRUE.local(middle, name)[0] for name in TRUE.clients}
+        memory.record(updates, dict.fromkeys(updates, 1))
+        Snapshot(parameters(middle) + torch.stack(list(updates.values())).median(dim=0).values, {}).write_to(middle)
+    with pytest.raises(RequestError, match="median"):
+        forget(middle, memory)
+
+
+def half(dtype, averaged, rounds, clients=6, rate=0.3, seed=0):
+    """A network in half precision, whose first client has wrong labels; the server averages in it, or in single."""
+    torch.manual_seed(seed)
+    inputs, way = torch.randn(clients, 60, 24).to(dtype), torch.randn(24, 4)
+    targets = (inputs.float() @ way).argmax(dim=2)
+    targets[0] = (targets[0] + 1) % 4
+    data = {f"client-{number}": (inputs[number], targets[number]) for number in range(clients)}
+    model = nn.Sequential(nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 4)).to(dtype)
+    memory = expunge.Memory(model)
+    for _ in range(rounds):
+        before = {name: own.detach().clone() for name, own in model.state_dict().items()}
+        sent = {}
+        for name, (own, wanted) in data.items():
+            local = copy.deepcopy(model)
+            optimiser = torch.optim.SGD(local.parameters(), lr=rate)
+            for _ in range(3):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(local(own).float(), wanted).backward()
+                optimiser.step()
+            sent[name] = local.state_dict()
+        updates = {name: {key: own[key] - before[key] for key in before} for name, own in sent.items()}
+        memory.record(updates, dict.fromkeys(data, 60), learning_rate=rate, steps=3)
+        model.load_state_dict({key: sum(own[key].to(averaged) / clients for own in sent.values()) for key in before})
+    return model, memory, data
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("averaged", ["as it is", "in single precision"])
+def test_in_half_precision_an_old_memory_is_refused_and_honest_rounding_is_not(dtype, averaged):
+    averaged = dtype if averaged == "as it is" else torch.float32
+    for rounds, clients, rate in ((4, 3, 0.5), (20, 6, 0.3), (20, 4, 0.02), (80, 5, 0.1)):
+        model, memory, data = half(dtype, averaged, rounds, clients, rate)
+        memory.require_model(Snapshot.of(model))
+    model, memory, data = half(dtype, averaged, 15)
+    for leaving in ("client-0", "client-3"):
+        staying = {name: own for name, own in data.items() if name != leaving}
+        outcome = expunge.forget(model, staying, leaving=leaving, memory=memory, progress=False)
+        with pytest.raises(RequestError, match="do not lead to this model"):
+            memory.require_model(outcome.state.model)
+        with pytest.raises(RequestError, match="do not lead to this model"):
+            outcome.memory.require_model(Snapshot.of(model))
+        outcome.memory.require_model(outcome.state.model)
+
+
+@pytest.mark.parametrize("times", [-1.0, 0.25, 3.0])
+def test_in_half_precision_another_server_is_refused(times):
+    _, memory, _ = half(torch.bfloat16, torch.float32, 15)
+    start, now = memory._place.start, memory._place.now
+    with pytest.raises(RequestError, match="do not lead to this model"):
+        memory.require_model(Snapshot((start + times * (now - start)).bfloat16(), {}))

@@ -342,8 +342,9 @@ class Memory:
         place = self._place
         if place is None:
             return
-        marks = [each.mark for each in self._kept[place.first :]]
-        place.require(model.parameters, self.recipe, marks, lambda: self.vectors)
+        kept = self._kept[place.first :]
+        updates = sum(len(each.shares) for each in kept)
+        place.require(model.parameters, self.recipe, [each.mark for each in kept], updates, lambda: self.vectors)
 
     def mass(self, names: Iterable[str]) -> float:
         """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""

@@ -6,6 +6,7 @@ rule, another model, or a memory from before an earlier forget.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,12 @@ from expunge.federation.training.recipe import AdaptiveServer, FedAvgM, Recipe
 
 ALIKE = 0.5
 """Two directions with a cosine above this tell the same story."""
+
+COARSE = 0.01
+"""Where rounding may hide more than this part of the way that was recorded, what it would hide is looked for."""
+
+SURE = 8.0
+"""A rounding's cosine with anything is about one over the root of the number of weights; so many times that is sure."""
 
 Mark = tuple[float, float]
 """Length and sum of a round's mean update, by which the same round is known again."""
@@ -36,8 +43,8 @@ class Place:
 
     Example:
         >>> place = Place.at(torch.zeros(2)).moved(Recipe(), torch.ones(2))
-        >>> place.require(torch.ones(2), Recipe(), [], dict)
-        >>> place.require(-torch.ones(2), Recipe(), [], dict)
+        >>> place.require(torch.ones(2), Recipe(), [], 1, dict)
+        >>> place.require(-torch.ones(2), Recipe(), [], 1, dict)
         Traceback (most recent call last):
         expunge.errors.RequestError: The recorded rounds do not lead to this model: it went the other way, ...
     """
@@ -72,24 +79,44 @@ class Place:
         return replace(self, start=function(self.start), now=function(self.now), momentum=momentum)
 
     def require(
-        self, model: Tensor, recipe: Recipe, marks: Sequence[Mark | None], vectors: Callable[[], Mapping[str, Tensor]]
+        self,
+        model: Tensor,
+        recipe: Recipe,
+        marks: Sequence[Mark | None],
+        updates: int,
+        vectors: Callable[[], Mapping[str, Tensor]],
     ) -> None:
         """Refuse a model that the rounds do not lead to, and say what is wrong as far as it can be told.
+
+        Half-precision weights are rounded by so much in every round that a whole forget could hide in it. There the
+        model is refused, too, where it lies in the direction of a client's pull, or half as far off as it went.
 
         Args:
             model: the weights to forget in.
             recipe: as it was stated.
             marks: of the rounds since the start.
-            vectors: gives those of all clients, and is called only where the model is refused.
+            updates: how many were averaged in them.
+            vectors: gives those of all clients, and is called only where the model is refused or numbers are coarse.
         """
-        eps = torch.finfo(model.dtype).eps
-        model = model.to(self.now)
-        apart = model - self.now
+        eps, apart = torch.finfo(model.dtype).eps, model.to(self.now) - self.now
+        off, way = float(length(apart)), float(length(self.now - self.start))
+        largest = float(length(self.start)) + float(length(self.now)) + self.travelled
         bound = 5 * (1 + len(marks)) * eps * (float(length(self.now)) + self.travelled)
-        if not float(length(apart)) <= bound:
-            raise RequestError(
-                f"The recorded rounds do not lead to this model: {self._reason(model, bound, recipe, marks, vectors())}"
-            )
+        usual = eps * math.sqrt(1 + updates) * largest / 2
+        if off <= bound:
+            if not off or bound <= COARSE * max(way, COARSE * largest):
+                return
+            if off <= max(usual, ALIKE * way) and not self._is_along_a_pull(apart, vectors()):
+                return
+        reason = self._reason(model.to(self.now), min(bound, max(usual, COARSE * way)), recipe, marks, vectors())
+        far = f" It lies {off / way:.0%} of their way from where they end." if way else ""
+        raise RequestError(f"The recorded rounds do not lead to this model: {reason}{far}")
+
+    def _is_along_a_pull(self, apart: Tensor, vectors: Mapping[str, Tensor]) -> bool:
+        """Whether it lies where a model would without some client, far more than rounding could."""
+        _, likeness = _likest(apart, vectors)
+        along = abs(_cosine(apart, self.now - self.start))
+        return -likeness > max(ALIKE, along, SURE / math.sqrt(apart.numel()))
 
     def _reason(
         self, model: Tensor, bound: float, recipe: Recipe, marks: Sequence[Mark | None], vectors: Mapping[str, Tensor]
@@ -102,28 +129,38 @@ class Place:
         if len(known) > len(set(known)):
             number = next(at for at, mark in enumerate(marks) if mark is not None and mark in marks[:at]) + 1
             return f"round {number} was recorded twice; record every round once."
-        forgotten, likeness = max(
-            ((name, _cosine(apart, -vector)) for name, vector in vectors.items()),
-            key=lambda pair: pair[1],
-            default=("", 0.0),
-        )
-        if likeness > max(ALIKE / 2, _cosine(apart, recorded)) and float(length(apart)) < float(length(moved)):
-            return (
-                f"it looks as if {forgotten!r} had been taken out of it already; "
-                "use the memory that the earlier forget gave back (outcome.memory)."
-            )
         factor = float(length(moved) / length(recorded)) if along > 0 else 0.0
         if factor and float(length(moved - factor * recorded)) <= max(factor, 1.0) * bound:
             return (
                 f"the server took {factor:.3g} times the step of {recipe.server.name} as it is stated; "
                 "state the server's learning rate, as in FedAvg(learning_rate=...)."
             )
+        name, likeness = _likest(apart, vectors)
+        if abs(likeness) > max(ALIKE, abs(_cosine(apart, recorded))) and float(length(apart)) < float(length(moved)):
+            gone = (
+                f"Either {name!r} had been taken out of it already: use the memory that the earlier forget gave back "
+                "(outcome.memory). Or the"
+            )
+            return (
+                f"there is {'more' if likeness > 0 else 'less'} of {name!r} in it than was recorded. "
+                f"{'The' if likeness > 0 else gone} weights are not those that the server averages by, or it takes no "
+                "weighted mean (but a median, say, or a trimmed mean): record its weights, and train by a mean, whose "
+                "parts can be told apart."
+            )
         if along > ALIKE:
             return (
                 f"rounds are missing, or the server's rule is not {recipe.server.name} as stated; "
-                "record every round, and state the rule: Memory(model, Recipe(server=FedAvgM(...)))."
+                "record every round, and state the rule: Memory(model, Recipe(server=FedAvgM(...))). Else it was "
+                "trained on after the last recorded round, or the server takes no mean by the recorded weights (but a "
+                "median, say, or it clips, or adds noise)."
             )
         return "it is another one; take the model that was trained while this memory was recorded."
+
+
+def _likest(apart: Tensor, vectors: Mapping[str, Tensor]) -> tuple[str, float]:
+    """The client along whose pull something lies most, and the cosine."""
+    likeness = ((name, _cosine(apart, vector.to(apart))) for name, vector in vectors.items())
+    return max(likeness, key=lambda pair: abs(pair[1]), default=("", 0.0))
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
