@@ -172,6 +172,24 @@ def test_a_forget_drops_the_checkpoints():
             forgotten(engine, outcome.state, Request.of(samples={"bob": [2]}), RETRACE)
 
 
+@pytest.mark.parametrize(
+    "recipe", [Recipe(), Recipe(server=FedAvg(0.5)), Recipe(Adam())], ids=["SGD", "server rate", "Adam"]
+)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_checkpoints_of_another_training_or_round_are_refused(recipe, participation):
+    rate = 0.02 if recipe.client.adaptive else 0.2
+    plan = dataclasses.replace(PLAN, rounds=6, recipe=recipe, learning_rate=rate, participation=participation)
+    engine, state = trained(plan, build=mlp, vectors=True, checkpoints=6)
+    assert forgotten(engine, state, SAMPLES, RETRACE).details["source"] == "replay"
+    models = state.checkpoints.models
+    swapped = {0: models[0], 2: models[4], 4: models[2]}
+    other = trained(dataclasses.replace(plan, learning_rate=1.1 * rate), build=mlp, checkpoints=6)[1].checkpoints.models
+    for wrong, number in ((swapped, 2), ({1: models[1], 3: other[3]}, 3), ({4: models[5]}, 4)):
+        lying = dataclasses.replace(state, checkpoints=Checkpoints(wrong))
+        with pytest.raises(RequestError, match=f"do not lead from the checkpoint under {number} to the model"):
+            forgotten(engine, lying, SAMPLES, RETRACE)
+
+
 def loud(build):
     """A federation of whom dan, who has few samples, boosts its updates."""
     engine = LocalEngine(build(), CrossEntropy(0.01), DATA, {"dan": 30.0})

@@ -157,6 +157,8 @@ class Replay:
         for model in state.checkpoints.models.values():
             if model.parameters.shape != state.model.parameters.shape:
                 raise RequestError("The checkpoints are of another model: they have another number of parameters.")
+        if state.memory is not None and state.memory.rounds == state.schedule.rounds:
+            state.memory.require_way(state.model, state.checkpoints.models)
 
     def __call__(self, engine: Engine) -> Pull:
         """Ask the owners; two messages a checkpoint, one where whole clients leave."""

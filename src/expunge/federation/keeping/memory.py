@@ -40,14 +40,14 @@ from expunge.federation.keeping.given import Update, by_client, flat, named, sev
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
 from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
-from expunge.federation.keeping.place import Place
+from expunge.federation.keeping.place import Place, leads_there
 from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls_of
 from expunge.federation.keeping.rounds import KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
 from expunge.federation.keeping.watched import ALTERED, Block, Stated, agreed, block_of, gone_on_from, marks, seen
 from expunge.federation.training.onlooker import Onlooker, misstated
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvgM, Recipe, as_recipe, refusal
+from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvg, FedAvgM, Recipe, as_recipe, refusal
 from expunge.federation.training.response import Response
 from expunge.federation.training.watching import Watch
 from expunge.federation.training.works import ROUNDING, Work, spread
@@ -345,6 +345,26 @@ class Memory:
         kept = self._kept[place.first :]
         updates = sum(len(each.shares) for each in kept)
         place.require(model.parameters, self.recipe, [each.mark for each in kept], updates, lambda: self.vectors)
+
+    def require_way(self, model: Snapshot, way: Mapping[int, Snapshot]) -> None:
+        """Refuse checkpoints from which the recorded rounds do not lead to the model, as far as lengths and sums tell.
+
+        Args:
+            model: that they lead to in the end.
+            way: models by the number of rounds before them; without a server momentum.
+        """
+        rule = self.recipe.server
+        if not self._kept or not isinstance(rule, FedAvg):
+            return
+        for number, each in way.items():
+            steps = [(own.mark, 1.0 if own.plain else rule.learning_rate) for own in self._kept[number:]]
+            marks = [(rate * mark[0], rate * mark[1]) for mark, rate in steps if mark is not None]
+            updates = sum(len(own.shares) for own in self._kept[number:])
+            if len(marks) == len(steps) and not leads_there(each.parameters, model.parameters, marks, updates):
+                raise RequestError(
+                    f"The recorded rounds do not lead from the checkpoint under {number} to the model: it is of "
+                    "another training, or of another round of this one; give each under the number of rounds before it."
+                )
 
     def mass(self, names: Iterable[str]) -> float:
         """w_U: the weight of these clients together, averaged over the rounds in which any of them took part."""

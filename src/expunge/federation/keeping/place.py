@@ -102,7 +102,7 @@ class Place:
         off, way = float(length(apart)), float(length(self.now - self.start))
         largest = float(length(self.start)) + float(length(self.now)) + self.travelled
         bound = 5 * (1 + len(marks)) * eps * (float(length(self.now)) + self.travelled)
-        usual = eps * math.sqrt(1 + updates) * largest / 2
+        usual = rounding(model.dtype, updates, largest / 2)
         if off <= bound:
             if not off or bound <= COARSE * max(way, COARSE * largest):
                 return
@@ -155,6 +155,35 @@ class Place:
                 "median, say, or it clips, or adds noise)."
             )
         return "it is another one; take the model that was trained while this memory was recorded."
+
+
+def rounding(dtype: torch.dtype, updates: int, largest: float) -> float:
+    """How far off a model is, about, that was rounded in rounds with so many updates together, and as long as this."""
+    return torch.finfo(dtype).eps * math.sqrt(1 + updates) * largest
+
+
+def leads_there(start: Tensor, end: Tensor, marks: Sequence[Mark], updates: int) -> bool:
+    """Whether rounds with these mean updates may lead from one model to another: by their lengths, and by their sum.
+
+    Args:
+        start: where they begin.
+        end: where they end, in the training's own precision.
+        marks: length and sum of what each of them added to the model.
+        updates: how many were averaged in them.
+
+    Example:
+        >>> leads_there(torch.zeros(2), torch.tensor([1.0, 1.0]), [(1.0, 1.0), (1.0, 1.0)], 4)
+        True
+        >>> leads_there(torch.zeros(2), torch.tensor([1.0, 1.0]), [(1.0, 1.0)], 2)
+        False
+    """
+    before, after = (each.detach().double().to("cpu") for each in (start, end))
+    travelled = sum(far for far, _ in marks)
+    largest = (float(before.norm()) + float(after.norm()) + travelled) / 2
+    usual = rounding(end.dtype, updates, largest)
+    steady = torch.finfo(end.dtype).eps * (1 + len(marks)) * max(abs(float(before.sum())), abs(float(after.sum())))
+    apart = abs(float((after - before).sum()) - sum(total for _, total in marks))
+    return apart <= 5 * usual + steady and float((after - before).norm()) <= travelled + 5 * usual
 
 
 def _likest(apart: Tensor, vectors: Mapping[str, Tensor]) -> tuple[str, float]:
