@@ -102,6 +102,8 @@ def test_a_round_in_which_nobody_worked_has_no_pull():
     pull = replayed(engine, state, REQUESTS["client"])
     assert bool(torch.isfinite(pull.vectors).all())
     assert float(pull.vectors[1].norm()) == 0.0
+    assert any("In 1 of 3 rounds nobody took part but who is to be forgotten" in note for note in pull.notes)
+    assert not any("nobody took part" in note for note in replayed(engine, trained(vectors=True)[1], SAMPLES).notes)
     assert float(pull.vectors[2].norm()) > 1e-4
 
 

@@ -16,7 +16,7 @@ of theirs a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -185,7 +185,8 @@ class Replay:
                 for each, own in zip(response.rounds, moments, strict=True)
             ]
             response = replace(response, rounds=tuple(rounds))
-        return Pull("replay", torch.stack(vectors), spreads, response, self._late(numbers, len(worked)))
+        notes = (*self._late(numbers, len(worked)), *_alone(weights))
+        return Pull("replay", torch.stack(vectors), spreads, response, notes)
 
     def _late(self, numbers: Sequence[int], rounds: int) -> tuple[str, ...]:
         """The warning that checkpoints begin late: after an earlier request, or because none were kept before."""
@@ -254,6 +255,17 @@ class Replay:
         epochs = replayed_epochs(self.state, name, self.parties.counts)
         seed, recipe = derived_seed(self.seed, "replay", number), Recipe(self.state.trained_by.client)
         return TrainingPlan(1, epochs, schedule.batch_size, rate, seed=seed, recipe=recipe)
+
+
+def _alone(weights: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """The warning that rounds had nobody but who is to be forgotten, whose pull there a replay does not tell."""
+    count = sum(not each for each in weights)
+    if not count:
+        return ()
+    return (
+        f"In {count} of {len(weights)} rounds nobody took part but who is to be forgotten, and what these rounds did "
+        "stays in the model: a replay does not tell it, so record vectors while training, or retrain.",
+    )
 
 
 def _travel(each: Round) -> float:

@@ -130,10 +130,15 @@ class Departure:
         """Of this client, from these rounds."""
         corrections, blurs = dict[str, tuple[float, float]](), dict[str, float]()
         met = [each for each in kept if each.shares.get(gone, 0.0) > 0]
-        for name in dict.fromkeys(name for each in met for name, share in each.shares.items() if share > 0):
-            if name != gone:
-                own, added, blurs[name] = _changed(kept, met, gone, name)
-                corrections[name] = (added / own, 1 / own)
+        names = {name for each in met for name, share in each.shares.items() if share > 0} - {gone}
+        taken: dict[str, list[KeptRound]] = {}
+        for each in kept:
+            for name, share in each.shares.items():
+                if share > 0 and name in names:
+                    taken.setdefault(name, []).append(each)
+        for name, rounds in taken.items():
+            own, added, blurs[name] = _changed(rounds, met, gone, name)
+            corrections[name] = (added / own, 1 / own)
         left = [(each, each.without(gone)) for each in kept]
         return cls(
             [own if own is each else _renewed(each, own, gone, blurs) for each, own in left if own is not None],
@@ -141,9 +146,15 @@ class Departure:
         )
 
 
-def _changed(kept: Sequence[KeptRound], met: Sequence[KeptRound], gone: str, name: str) -> tuple[float, float, float]:
-    """Of one who met the leaver: what stands before its own vector, and before the leaver's; its blur in each round."""
-    taken = [each for each in kept if each.shares.get(name, 0.0) > 0]
+def _changed(taken: Sequence[KeptRound], met: Sequence[KeptRound], gone: str, name: str) -> tuple[float, float, float]:
+    """Of one who met the leaver: what stands before its own vector, and before the leaver's; its blur in each round.
+
+    Args:
+        taken: the rounds that it took part in.
+        met: those of the leaver.
+        gone: the leaver.
+        name: who stays.
+    """
     own = [(_factors(each.shares, gone, name)[0], each.pulls.get(name, 0.0)) for each in taken]
     others = [(_factors(each.shares, gone, name)[1], each.pulls.get(gone, 0.0)) for each in met]
     factor, added = weighted_mean(own), weighted_mean(others)
