@@ -177,13 +177,14 @@ def leads_there(start: Tensor, end: Tensor, marks: Sequence[Mark], updates: int)
         >>> leads_there(torch.zeros(2), torch.tensor([1.0, 1.0]), [(1.0, 1.0)], 2)
         False
     """
-    before, after = (each.detach().double().to("cpu") for each in (start, end))
+    totals = [float(each.sum(dtype=torch.float64)) for each in (start, end)]
     travelled = sum(far for far, _ in marks)
-    largest = (float(before.norm()) + float(after.norm()) + travelled) / 2
-    usual = rounding(end.dtype, updates, largest)
-    steady = torch.finfo(end.dtype).eps * (1 + len(marks)) * max(abs(float(before.sum())), abs(float(after.sum())))
-    apart = abs(float((after - before).sum()) - sum(total for _, total in marks))
-    return apart <= 5 * usual + steady and float((after - before).norm()) <= travelled + 5 * usual
+    largest = (float(length(start)) + float(length(end)) + travelled) / 2
+    usual = 5 * rounding(end.dtype, updates, largest)
+    steady = torch.finfo(end.dtype).eps * (1 + len(marks)) * max(map(abs, totals))  # shares may add up to a little less
+    if abs(totals[1] - totals[0] - sum(total for _, total in marks)) > usual + steady:
+        return False
+    return float(length(end - start.to(end))) <= travelled + usual
 
 
 def _likest(apart: Tensor, vectors: Mapping[str, Tensor]) -> tuple[str, float]:
