@@ -181,7 +181,8 @@ def choose(
     replays = getattr(found.options, "source", "auto") == "replay" or not Size.of(state, parties).vectors
     asks = found.asks_owners or (found.needs == "vectors" and replays)
     if found.needs == "vectors" and state.memory is not None:
-        warnings = (*warnings, *state.memory.doubts(state.schedule, parties.leaving))
+        doubts = state.memory.doubts(state.schedule, parties.leaving)
+        warnings = (*warnings, *doubts, *state.memory.rounded(state.model))
     checks = _checks(state, parties, found, loss)
     if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
         shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}

@@ -193,6 +193,7 @@ def test_in_half_precision_an_old_memory_is_refused_and_honest_rounding_is_not(d
     for rounds, clients, rate in ((4, 3, 0.5), (20, 6, 0.3), (20, 4, 0.02), (80, 5, 0.1)):
         model, memory, data = half(dtype, averaged, rounds, clients, rate)
         memory.require_model(Snapshot.of(model))
+        assert not memory.rounded(Snapshot.of(model))
     model, memory, data = half(dtype, averaged, 15)
     for leaving in ("client-0", "client-3"):
         staying = {name: own for name, own in data.items() if name != leaving}
@@ -210,3 +211,10 @@ def test_in_half_precision_another_server_is_refused(times):
     start, now = memory._place.start, memory._place.now
     with pytest.raises(RequestError, match="do not lead to this model"):
         memory.require_model(Snapshot((start + times * (now - start)).bfloat16(), {}))
+
+
+def test_updates_that_were_lost_in_rounding_are_said():
+    model, memory, data = half(torch.bfloat16, torch.bfloat16, 30, rate=0.001)
+    staying = {name: own for name, own in data.items() if name != "client-0"}
+    warnings = expunge.forget(model, staying, leaving="client-0", memory=memory, progress=False).warnings
+    assert any("in bfloat16 small updates were lost in rounding" in each for each in warnings)

@@ -40,14 +40,23 @@ from expunge.federation.keeping.given import Update, by_client, flat, named, sev
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
 from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
-from expunge.federation.keeping.place import Place, leads_there
+from expunge.federation.keeping.place import HALF, Place, leads_there
 from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls_of
 from expunge.federation.keeping.rounds import KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
 from expunge.federation.keeping.watched import ALTERED, Block, Stated, agreed, block_of, gone_on_from, marks, seen
 from expunge.federation.training.onlooker import Onlooker, misstated
 from expunge.federation.training.plan import Schedule
-from expunge.federation.training.recipe import SGD, AdaptiveServer, ClientRule, FedAvg, FedAvgM, Recipe, as_recipe, refusal
+from expunge.federation.training.recipe import (
+    SGD,
+    AdaptiveServer,
+    ClientRule,
+    FedAvg,
+    FedAvgM,
+    Recipe,
+    as_recipe,
+    refusal,
+)
 from expunge.federation.training.response import Response
 from expunge.federation.training.watching import Watch
 from expunge.federation.training.works import ROUNDING, Work, spread
@@ -63,6 +72,12 @@ UNKNOWN = (
     "differed from round to round, or they had rounds to themselves. Audit the model, or retrain."
 )
 """What a forget says where a pull is known badly."""
+
+LOST = (
+    "The model lies {part:.0%} of the recorded way from where the rounds end: in {type} small updates were lost in "
+    "rounding, and what is taken back may never have been there. Average in float32, and audit the model."
+)
+"""What a forget says where rounding was as large as the training."""
 
 
 class Memory:
@@ -431,6 +446,13 @@ class Memory:
         works = first.works(None, None) or {}
         sent = {name: peak for name, peak in first.peaks.items() if peak.height > 0 and name not in first.altered}
         return place.start, {name: (works[name], peak) for name, peak in sent.items() if name in works}
+
+    def rounded(self, model: Snapshot) -> tuple[str, ...]:
+        """A sentence where rounding has lost half of the way that was recorded, in a model that is not refused."""
+        if self._place is None or self._place.now.shape != model.parameters.shape:
+            return ()
+        lost = self._place.lost(model.parameters)
+        return (LOST.format(part=lost, type=str(model.parameters.dtype).removeprefix("torch.")),) if lost > HALF else ()
 
     def norms(self, names: Iterable[str]) -> list[float]:
         """``||A_u||`` of each of these clients."""

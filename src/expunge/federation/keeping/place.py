@@ -20,6 +20,9 @@ from expunge.federation.training.recipe import AdaptiveServer, FedAvgM, Recipe
 ALIKE = 0.5
 """Two directions with a cosine above this tell the same story."""
 
+HALF = 0.5
+"""Where a model lies further off than this part of the recorded way, much of what was recorded is not in it."""
+
 COARSE = 0.01
 """Where rounding may hide more than this part of the way that was recorded, what it would hide is looked for."""
 
@@ -106,11 +109,16 @@ class Place:
         if off <= bound:
             if not off or bound <= COARSE * max(way, COARSE * largest):
                 return
-            if off <= max(usual, ALIKE * way) and not self._is_along_a_pull(apart, vectors()):
+            if off <= max(usual, HALF * way) and not self._is_along_a_pull(apart, vectors()):
                 return
         reason = self._reason(model.to(self.now), min(bound, max(usual, COARSE * way)), recipe, marks, vectors())
         far = f" It lies {off / way:.0%} of their way from where they end." if way else ""
         raise RequestError(f"The recorded rounds do not lead to this model: {reason}{far}")
+
+    def lost(self, model: Tensor) -> float:
+        """How far off a model is, beside the way that was recorded; 0 where nobody moved."""
+        way = float(length(self.now - self.start))
+        return float(length(model.to(self.now) - self.now)) / way if way else 0.0
 
     def _is_along_a_pull(self, apart: Tensor, vectors: Mapping[str, Tensor]) -> bool:
         """Whether it lies where a model would without some client, far more than rounding could."""
