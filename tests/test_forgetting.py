@@ -355,6 +355,57 @@ def test_numbers_are_no_class_labels_and_a_foreign_memory_is_no_memory():
         forget(mlp(), beyond, "ada", damping=0.1)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda labels: labels.int(), "labels of type torch.int32.*labels.long"),
+        (lambda labels: labels > 0, "labels of type torch.bool.*labels.long"),
+        (lambda labels: labels.to(torch.uint16), "labels of type torch.uint16.*labels.long"),
+        (lambda labels: nn.functional.one_hot(labels, 3), "one-hot labels.*argmax"),
+        (lambda labels: labels.float(), "needs class labels.*labels.long"),
+        (lambda labels: labels.numpy().astype("str"), "arrays that are no numbers"),
+    ],
+)
+def test_labels_of_another_kind_are_refused(changed, said):
+    inputs, labels = DATA["bob"]
+    inputs = inputs if isinstance(changed(labels), torch.Tensor) else inputs.numpy()
+    with pytest.raises(DataError, match=f"'bob'.*{said}"):
+        forget(mlp(), {**DATA, "bob": (inputs, changed(labels))}, "ada", damping=0.1)
+
+
+class Odd(Pairs):
+    """A dataset that does something else at one of its later samples."""
+
+    def __init__(self, data, odd):
+        super().__init__(data)
+        self._odd = odd
+
+    def __getitem__(self, index):
+        inputs, label = super().__getitem__(index)
+        return self._odd(inputs, label) if index == 7 else (inputs, label)
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        (lambda inputs, label: (inputs, 5), "'bob'.*(labels 0 to 5, but the model tells 3|Target 5 is out of bounds)"),
+        (
+            lambda inputs, label: (inputs, -1),
+            "'bob'.*(labels -1 to 2, but the model tells 3|Target -1 is out of bounds)",
+        ),
+        (lambda inputs, label: (inputs, 1 // 0), "'bob' does not give its sample 7 .ZeroDivisionError"),
+        (lambda inputs, label: {}["image"], "'bob' does not give its sample 7 .KeyError: 'image'"),
+        (lambda inputs, label: (inputs * float("nan"), label), "'bob' has a NaN"),
+    ],
+)
+@pytest.mark.parametrize("method", ["retrace", "hf-kcu", "fine-tuning"])
+def test_a_later_sample_of_a_dataset_is_refused_as_the_first_ones_are(odd, said, method):
+    model, memory = trained()
+    data = {**DATA, "bob": Odd(DATA["bob"], odd)}
+    with pytest.raises(DataError, match=said):
+        forget(model, data, "ada", memory=memory, method=method, **SCHEDULE)
+
+
 def test_outputs_with_a_third_dimension_are_summed_by_sample_and_refused_where_the_labels_do_not_fit():
     assert CrossEntropy().per_sample(torch.zeros(2, 3, 5), torch.zeros(2, 5, dtype=torch.int64)).shape == (2,)
     with pytest.raises(RequestError, match="one row of class scores"):

@@ -21,6 +21,9 @@ from torch import Tensor
 from expunge.core.constants import brief, constant, frozen
 from expunge.errors import RequestError
 
+LABELS = torch.int64, torch.uint8
+"""The types of labels that torch's cross-entropy takes."""
+
 AT_ONCE = 1 << 24
 """So many class probabilities are held in double precision while targets are drawn."""
 
@@ -127,6 +130,10 @@ class CrossEntropy:
                 "numbers where cross-entropy needs class labels: "
                 "use loss='squared_error' for regression, or labels.long()."
             )
+        if not targets.is_floating_point() and targets.shape == outputs.shape:
+            return "whole numbers for every class, as one-hot labels: give labels.argmax(dim=1), or labels.float()."
+        if not targets.is_floating_point() and targets.dtype not in LABELS:
+            return f"labels of type {targets.dtype}, where cross-entropy needs {LABELS[0]}: give labels.long()."
         try:
             classes = outputs.shape[self._dimension(outputs, targets)]
         except RequestError as problem:

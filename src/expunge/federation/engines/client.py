@@ -16,7 +16,7 @@ from expunge.core.factored import samples_at_once
 from expunge.core.factors import Share, summed_factors
 from expunge.core.kronecker import Factors
 from expunge.core.krylov import conjugate_gradient
-from expunge.core.losses import Loss, amount
+from expunge.core.losses import Loss, PerSample, amount
 from expunge.core.vectors import Layout, Snapshot
 from expunge.errors import DataError, ModelError, NumericalError, RequestError
 from expunge.federation.engines.local_data import LocalData
@@ -150,7 +150,12 @@ class Client:
         for _ in range(task.epochs):
             order = torch.randperm(len(chosen), generator=chance).to(chosen.device)
             for batch in self._taken(self._batches(chosen[order], task.batch_size)):
-                bench.step(batch, task.batch_size, task.learning_rate)
+                try:
+                    bench.step(batch, task.batch_size, task.learning_rate)
+                except IndexError as problem:
+                    raise DataError(
+                        f"The loss cannot take the labels of client {self.data.name!r}: {problem}"
+                    ) from problem
                 steps += 1
                 if steps > half:
                     later.add()
@@ -319,7 +324,12 @@ class Client:
     def _outputs(self, model: Snapshot, parameters: Tensor, batch: Batch, *, twice: bool = False) -> Tensor:
         """The model's outputs with these parameters."""
         tensors = {**self._layout.unflatten(parameters), **model.buffers}
-        return run(self._model, batch, self._forward, tensors=tensors, twice=twice)
+        outputs = run(self._model, batch, self._forward, tensors=tensors, twice=twice)
+        if self.data.whole is None and not isinstance(self._loss, PerSample):  # of tensors all were looked at before
+            problem = self._loss.problem(outputs, batch.targets)
+            if problem is not None:
+                raise DataError(f"Client {self.data.name!r} has {problem}")
+        return outputs
 
     def _gradient(self, model: Snapshot, chosen: Tensor) -> Tensor:
         """Gradient of the mean loss, L2 included, over the chosen samples."""

@@ -126,7 +126,10 @@ def _of_dict(found: Mapping[str, Any], size: int, who: str) -> Batch:
 
 
 def _of_columns(source: Any, who: str) -> Batch:
-    tree = _arrays(source)
+    try:
+        tree = _arrays(source)
+    except TypeError as problem:
+        raise DataError(f"{who} has arrays that are no numbers: {problem}") from problem
     batch = as_batch(tree, 0, who)
     lengths = {len(tensor) for tensor in batch.tensors() if tensor.dim()}
     inputs = [tensor for tensor in Batch(batch.inputs, None, batch.named).tensors() if tensor.dim()]

@@ -75,7 +75,7 @@ class LocalData:
         """Some samples as a batch."""
         if isinstance(self._samples, Batch):
             return self._samples.take(torch.as_tensor(indices))
-        rows = [self._samples.source[int(index)] for index in indices]
+        rows = [self._row(int(index)) for index in indices]
         batch = collated(rows, self._who, self._samples.collate)
         if len(batch) != len(rows):
             raise DataError(f"{self._who} has a collate function that makes {len(batch)} samples of {len(rows)}.")
@@ -112,6 +112,17 @@ class LocalData:
         if len(chosen) and (int(chosen.min()) < 0 or int(chosen.max()) >= len(self)):
             raise RequestError(f"Client {self.name!r} has samples 0 to {len(self) - 1} only: check the indices.")
         return chosen
+
+    def _row(self, index: int) -> Any:
+        """One sample of a dataset, whose code is the user's own."""
+        assert isinstance(self._samples, Rows)
+        try:
+            return self._samples.source[index]
+        except Exception as problem:
+            reason = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            raise DataError(
+                f"{self._who} does not give its sample {index} ({reason}): look at its dataset."
+            ) from problem
 
     @property
     def _who(self) -> str:
