@@ -198,8 +198,8 @@ def test_a_dry_run_counts_the_measuring_and_does_not_do_it():
 
     own = Federation(OWN["RMSprop"])
     model, memory = own.trained(Recipe(Measured(never)))
-    plain = Memory(network("network"), Recipe(SGD()))
-    plain._kept, plain._stretches = memory._kept, memory._stretches  # without a start that is trained from again
+    plain = Memory(recipe=Recipe(SGD()))  # with no start, from which it would be trained again
+    plain._kept, plain._stretches = memory._kept, memory._stretches
     call = {"progress": False, "batch_size": 16, "dry_run": True, "method": "retrace", "coupled": False}
     bills = [expunge.forget(model, own.data, LEAVER, memory=each, **call).estimate for each in (memory, plain)]
     assert bills[0].messages == bills[1].messages + 2
