@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -48,10 +49,12 @@ def penalised(outputs, labels, model, start):
     return cross_entropy(outputs, labels, model, start) + penalty
 
 
-def trained(loss=cross_entropy, optimiser=SLOW, batch=16, epochs=2, boosts=None, noise=0.0, out=(), recipe=None):
+def trained(
+    loss=cross_entropy, optimiser=SLOW, batch=16, epochs=2, boosts=None, noise=0.0, out=(), recipe=None, start=None
+):
     """A training loop of a user's own: the model and its memory."""
     torch.manual_seed(0)
-    model = mlp()
+    model = mlp() if start is None else start
     memory = Memory(model, recipe)
     counts = {name: len(labels) for name, (_, labels) in DATA.items()}
     momentum = None
@@ -135,6 +138,48 @@ def test_who_tells_the_loss_as_it_was_hears_nothing(training, call):
     if call.get("loss") == "times ten":
         call = {"loss": lambda outputs, labels: 10 * F.cross_entropy(outputs, labels, reduction="none")}
     assert told(*trained(**training), **call) == []
+
+
+def unseen(memory):
+    """As it is of clients in other processes, which state rates and steps."""
+    other = memory.copy()
+    other._kept = [replace(each, batches={}) for each in memory._kept]
+    return other
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"batch": 1, "epochs": 1},
+        {"batch": 2, "epochs": 1, "optimiser": partial(SGD, lr=0.3)},
+        {"batch": 100, "epochs": 10, "optimiser": partial(Adam, lr=0.01)},
+        {"batch": 2, "epochs": 1, "optimiser": partial(Adam, lr=0.01)},
+    ],
+)
+def test_from_weights_at_rest_noise_of_batches_is_no_other_training(training):
+    start, _ = trained(epochs=20)
+    model, memory = trained(**training, start=start)
+    assert told(model, memory) == told(model, unseen(memory)) == []
+
+
+def test_far_too_large_a_loss_is_told_though_batches_were_not_seen():
+    model, memory = trained(partial(times, 10.0), partial(SGD, lr=0.01))
+    assert told(model, unseen(memory))
+
+
+def test_a_memory_on_disk_knows_the_batches(tmp_path):
+    model, memory = trained(partial(times, 3.0), batch=8)
+    memory.save(tmp_path / "memory.safetensors")
+    again = Memory.load(tmp_path / "memory.safetensors")
+    assert again._kept[0].batches == memory._kept[0].batches
+    assert again._kept[0].batches["bob"] == 8
+    assert len(told(model, again)) == 1
+
+
+def test_inputs_of_another_scale_are_told_under_adam_by_the_layer_that_feels_them():
+    model, memory = trained(optimiser=partial(Adam, lr=0.01))
+    data = {name: (inputs / 16, labels) for name, (inputs, labels) in DATA.items()}
+    assert any(OTHERWISE in warning for warning in forget(model, data, "ada", memory=memory).warnings)
 
 
 def test_one_message_mostly_which_is_in_the_bill_and_none_after_a_forget():

@@ -7,7 +7,8 @@ as far as it went: the model is the same, the data are, and gradients are far fr
 Adam, which divides the scale of a loss out, second moments are compared, too.
 
 Only where it went otherwise others are asked, and all must have gone too far, or all not far enough: one that boosted
-what it sent then alarms nobody.
+what it sent then alarms nobody. Small batches lead further by their noise: where their size was not seen, as it is of
+clients that are watched, the round is trained once more, and all that its noise could do is allowed.
 
 Where it fails: what matters later only, as smoothed labels do, is hardly seen from the start, nor is what personal
 layers or a function of the user's own did.
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
@@ -38,6 +41,9 @@ ASKED = 3
 APART = 1.7
 """Nobody honest was seen to go so many times as far as before, or so many times less far."""
 
+UNSEEN = 3.0
+"""The same where the size of their batches was not seen, beside the noise that is allowed for."""
+
 OTHERWISE = (
     "Trained again by what is told here, {names} went {factor:.2g} times as far in the first round as they had gone. "
     "So the loss was another one (multiplied, summed over a batch, accumulated without dividing, with a proximal or "
@@ -56,12 +62,14 @@ class Begun:
         work: what the client did then.
         peak: the shape of what it sent.
         count: how many samples it has.
+        is_seen: whether the size of its batches is known.
     """
 
     task: Train
     work: Work
     peak: Peak
     count: int
+    is_seen: bool
 
     @property
     def strength(self) -> float:
@@ -74,18 +82,36 @@ class Begun:
         return self.task.epochs * (self.count if self.task.draw is None else self.task.draw.size)
 
     @property
-    def apart(self) -> float:
-        """From which factor on it is another training; how steep Adam finds a loss goes by its batches, too."""
-        passes = self.task.batch_size * self.work.steps / self.count
-        return APART * max(1.0, math.sqrt(passes)) if self.task.optimiser.adaptive else APART
+    def again(self) -> Train:
+        """The same round, in batches of other samples."""
+        seed, draw = derived_seed("again", self.task.seed), self.task.draw
+        return replace(self.task, seed=seed, draw=None if draw is None else replace(draw, seed=seed))
+
+    def is_as_then(self, factor: float, noise: float = 0.0) -> bool:
+        """Whether the training that is told may have gone so many times as far.
+
+        Args:
+            factor: between this time and then.
+            noise: the part of the squared length that comes of batches, where theirs may have had any size.
+        """
+        apart = APART if self.is_seen else UNSEEN
+        fewer, all_of_them = 1 + noise * (self.task.batch_size - 1), self.task.batch_size / self.count
+        return 1 / (apart * math.sqrt(fewer)) <= factor <= apart / math.sqrt(max(1 - noise, min(all_of_them, 1.0)))
+
+    def noise(self, one: Tensor, other: Tensor) -> float:
+        """The part of the squared length in which these updates differ; all that Adam divides by may be noise."""
+        if self.task.optimiser.adaptive:
+            return 1.0
+        lengths = float(one.double().norm() * other.double().norm())
+        return min(float((one - other).double().square().sum()) / (2 * lengths), 1.0) if lengths > 0 else 0.0
 
     def factor(self, reply: Trained) -> float:
-        """How many times as far the client went this time; of Adam's two numbers the one that says more."""
+        """How many times as far the client went this time; of Adam's several numbers the one that says most."""
         moved = int(reply.update.count_nonzero())
         recorded = self.peak.height * self.peak.evenness * math.sqrt(moved) * reply.steps / self.work.steps
         found = [float(reply.update.double().norm()) / recorded] if moved else [0.0]
         pairs = zip(reply.moments, self.work.moments, strict=bool(self.work.moments))
-        found += [statistics.median(again / once for again, once in pairs if once > 0)] if self.work.moments else []
+        found += [again / once for again, once in pairs if once > 0]
         return max(found, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
 
 
@@ -106,8 +132,8 @@ class FirstRound:
         model = state.model.moved(start.to(state.model.parameters))
         size = state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         here = {
-            name: Begun(_task(model, rule, work, parties.counts[name], size, name), work, peak, parties.counts[name])
-            for name, (work, peak) in recorded.items()
+            name: _begun(name, model, rule, parties.counts[name], size if seen is None else seen, work, peak, seen)
+            for name, (work, peak, seen) in recorded.items()
             if parties.retained.get(name) == ()
         }
         if not here:
@@ -119,7 +145,7 @@ class FirstRound:
     @property
     def estimate(self) -> Estimate:
         """What it costs at most."""
-        asked = self.clients.values()
+        asked = [each for each in self.clients.values() for _ in range(1 if each.is_seen else 2)]
         sent = sum(each.task.model.stored_bytes for each in asked)
         return Estimate(len(asked), sent, sent, float(sum(each.samples for each in asked)))
 
@@ -128,10 +154,10 @@ class FirstRound:
         factors = dict[str, float]()
         for name, each in self.clients.items():
             try:
-                factor = each.factor(ask_each(engine, {name: each.task}, Trained)[name])
+                factor, is_as_then = _asked(engine, name, each)
             except NumericalError:  # it diverged
-                factor = math.inf
-            if 1 / each.apart <= factor <= each.apart:
+                factor, is_as_then = math.inf, False
+            if is_as_then:
                 return ()
             factors[name] = factor
         if len({factor > 1 for factor in factors.values()}) > 1:
@@ -139,11 +165,24 @@ class FirstRound:
         return (OTHERWISE.format(names=listed(factors), factor=statistics.median(factors.values())),)
 
 
-def _task(model: Snapshot, rule: SGD | Adam, work: Work, count: int, batch_size: int, name: str) -> Train:
+def _asked(engine: Engine, name: str, each: Begun) -> tuple[float, bool]:
+    """How many times as far a client goes now, and whether it may have gone so; asked again where that is not sure."""
+    reply = ask_each(engine, {name: each.task}, Trained)[name]
+    factor = each.factor(reply)
+    if each.is_as_then(factor) or each.is_seen:
+        return factor, each.is_as_then(factor)
+    again = ask_each(engine, {name: each.again}, Trained)[name]
+    return factor, each.is_as_then(factor, each.noise(reply.update, again.update))
+
+
+def _begun(
+    name: str, model: Snapshot, rule: SGD | Adam, count: int, batch: float, work: Work, peak: Peak, seen: float | None
+) -> Begun:
     """As many steps as the client made, of about this size: on part of its samples, or in whole epochs on all."""
-    steps, seed = max(1, round(work.steps)), derived_seed("first round", name)
-    size = min(batch_size, count)
+    steps, seed, size = max(1, round(work.steps)), derived_seed("first round", name), min(max(1, round(batch)), count)
     if steps * size < count:
-        return Train(model, 1, size, work.learning_rate, seed, draw=Draw(steps * size, seed), optimiser=rule)
-    epochs = round(steps * size / count)
-    return Train(model, epochs, math.ceil(count * epochs / steps), work.learning_rate, seed, optimiser=rule)
+        task = Train(model, 1, size, work.learning_rate, seed, draw=Draw(steps * size, seed), optimiser=rule)
+    else:
+        epochs = round(steps * size / count)
+        task = Train(model, epochs, math.ceil(count * epochs / steps), work.learning_rate, seed, optimiser=rule)
+    return Begun(task, work, peak, count, seen is not None)

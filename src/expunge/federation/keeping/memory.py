@@ -275,7 +275,7 @@ class Memory:
         looked_at = vectors if len(self._kept) < LOOKED_AT and not plain else {}
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
         altered = tuple(name for name in stated.altered if name in vectors)
-        kept = replace(kept, pulls=lengths, peaks=peaks, mark=mark, altered=altered)
+        kept = replace(kept, pulls=lengths, peaks=peaks, mark=mark, altered=altered, batches=dict(stated.batches))
         rounds = [*self._kept, self._looked_at(kept, stated.recipe, vectors)]
         place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
         self._go_on(replace(self._content, recipe=stated.recipe, rounds=rounds, stretches=stretches, place=place))
@@ -435,17 +435,19 @@ class Memory:
         peaks = [(peak, own[n].learning_rate * own[n].steps) for each, own in pairs for n, peak in each.peaks.items()]
         return (*said, DOUBT.format(name=self.recipe.client.name)) if looks_adaptive(peaks) else said
 
-    def beginning(self) -> tuple[Tensor, dict[str, tuple[Work, Peak]]] | None:
+    def beginning(self) -> tuple[Tensor, dict[str, tuple[Work, Peak, float | None]]] | None:
         """The starting weights, and what each client did and sent in the first round; None where that is not known.
 
-        Clients that changed their gradients are left out, and a memory of chosen parameters knows nothing of the rest.
+        With the size of its batches, where it was seen. Clients that changed their gradients are left out, and a memory
+        of chosen parameters knows nothing of the rest.
         """
         first, place = self._kept[0] if self._kept else None, self._place
         if first is None or place is None or place.first > 0 or self.parameters is not None:
             return None
         works = first.works(None, None) or {}
         sent = {name: peak for name, peak in first.peaks.items() if peak.height > 0 and name not in first.altered}
-        return place.start, {name: (works[name], peak) for name, peak in sent.items() if name in works}
+        known = {name: (works[name], peak, first.batches.get(name)) for name, peak in sent.items() if name in works}
+        return place.start, known
 
     def rounded(self, model: Snapshot) -> tuple[str, ...]:
         """A sentence where rounding has lost half of the way that was recorded, in a model that is not refused."""

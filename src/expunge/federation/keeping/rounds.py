@@ -35,6 +35,7 @@ class KeptRound:
         altered: participants whose gradients were changed by more than a factor before their optimiser took them.
         misstated: what torch's optimisers were seen to do, and what is stated instead, where they differ.
         glimpse: what they were seen to do, where nothing was stated with the round.
+        batches: samples of each participant's steps, where they were seen.
     """
 
     shares: Mapping[str, float]
@@ -49,6 +50,7 @@ class KeptRound:
     altered: tuple[str, ...] = ()
     misstated: tuple[str, str] | None = None
     glimpse: Glimpse | None = None
+    batches: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -107,6 +109,7 @@ class KeptRound:
             mark=None,
             altered=tuple(name for name in self.altered if name != gone),
             glimpse=None,
+            batches={name: size for name, size in self.batches.items() if name != gone},
         )
 
     @property
@@ -126,6 +129,7 @@ class KeptRound:
         known: dict[str, Any] = {"rates": self.rates, "steps": self.steps, "moments": self.moments}
         known |= {"pulls": self.pulls, "blurs": self.blurs, "peaks": peaks}
         known |= {"altered": self.altered, "misstated": self.misstated}
+        known |= {"batches": self.batches}
         known |= {"glimpse": asdict(self.glimpse) if self.glimpse is not None else None}
         mark = ({"plain": True} if self.plain else {}) | ({"mark": list(self.mark)} if self.mark is not None else {})
         return {"shares": dict(self.shares), **{name: value for name, value in known.items() if value}, **mark}
@@ -150,7 +154,10 @@ class KeptRound:
         peaks = {name: Peak(float(own[0]), float(own[1])) for name, own in written.get("peaks", {}).items()}
         mark = (float(mark[0]), float(mark[1])) if mark is not None else None
         altered = tuple(name for name in written.get("altered", ()) if name in shares)
-        read = replace(read, pulls=pulls, blurs=blurs, peaks=peaks, mark=mark, altered=altered)
+        batches = {name: float(size) for name, size in written.get("batches", {}).items()}
+        if not all(name in shares and 0 < size < math.inf for name, size in batches.items()):
+            raise ValueError("the size of a client's batches is not a number above 0")
+        read = replace(read, pulls=pulls, blurs=blurs, peaks=peaks, mark=mark, altered=altered, batches=batches)
         if written.get("misstated") is not None:
             seen, stated = (str(each) for each in written["misstated"])
             read = replace(read, misstated=(seen, stated))

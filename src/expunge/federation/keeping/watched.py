@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
 import numpy as np
@@ -45,6 +45,7 @@ class Stated:
     steps: PerClient = None
     moments: Mapping[str, Sequence[float]] | None = None
     altered: tuple[str, ...] = ()
+    batches: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +181,8 @@ def agreed(
     moments = stated.moments
     if recipe.client.adaptive:
         moments = {name: _moments(name, own[name], updates[name], layout) for name in own}
-    return Stated(recipe, rates, steps, moments, altered)
+    batches = {name: note.batch for name, note in own.items() if note.batch > 0}
+    return Stated(recipe, rates, steps, moments, altered, batches)
 
 
 def _is_read(rule: ClientRule) -> bool:

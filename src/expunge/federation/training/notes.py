@@ -37,6 +37,7 @@ class Note:
         kept: the factor by which gradients came out between backward and step, on the mean: clipped ones below 1.
         unlike: the part of what the optimiser took that no such factor explains, as noise is.
         numbers: how many numbers were trained; it is known where they were, and not sent.
+        batch: samples of a step on the mean, where they were seen; else 0.
 
     Example:
         >>> note = Note(SGD(momentum=0.9), 0.1, 12)
@@ -53,6 +54,7 @@ class Note:
     kept: float = 1.0
     unlike: float = 0.0
     numbers: int = field(default=0, compare=False)
+    batch: float = field(default=0.0, compare=False)
 
     def followed_by(self, later: Note) -> Note:
         """Both in one, where the later training went on in the same round.
@@ -79,6 +81,7 @@ class Note:
             problem=problem,
             kept=kept,
             unlike=mean(self.unlike, later.unlike),
+            batch=mean(self.batch, later.batch),
         )
 
     @property

@@ -103,7 +103,9 @@ class Watch:
         begun: Collection[Optimizer] | None = None,
     ) -> None:
         self._received, self._begun = received, begun
+        self._model = model
         self._followed = () if model is None else tuple(model.parameters())
+        self._samples = 0
         self._gradients = Gradients()
         self._known: dict[torch.dtype, set[str]] = {}
         self._apart: dict[Tensor, bool] = {}  # of each parameter: whether it began with values that were not received
@@ -148,17 +150,21 @@ class Watch:
         told = {name: moments[parameter] / kept for name, parameter in named.items()}
         named_apart = tuple(_names(apart, sent())) if apart else ()
         numbers = sum(each.parameter.numel() for each in trained)
-        return Note(rule, rate, steps, told, problem, named_apart, kept, unlike, numbers)
+        return Note(rule, rate, steps, told, problem, named_apart, kept, unlike, numbers, self._samples / steps)
 
     @property
     def optimisers(self) -> WeakSet[Optimizer]:
         """Those that made a step, as long as somebody else holds them."""
         return WeakSet(steps.optimiser for steps in self._steps.values())
 
-    def _runs(self, module: nn.Module, inputs: object) -> None:
+    def _runs(self, module: nn.Module, inputs: tuple[object, ...]) -> None:
         """A module runs, perhaps for the first step, which no optimiser has announced yet."""
-        del inputs
-        if threading.get_ident() == self._thread and not self._carried and torch.is_grad_enabled():
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled():
+            return
+        if module is self._model:
+            batch = next((own for own in inputs if isinstance(own, Tensor) and own.dim()), ())
+            self._samples += len(batch)
+        if not self._carried:
             self._gradients.follow(module.parameters())
 
     def before_step(self, optimiser: Optimizer) -> None:
