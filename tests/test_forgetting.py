@@ -726,3 +726,61 @@ def test_statistics_of_a_norm_whose_scale_is_not_trained_go_on_being_mended():
     memory = own_loop(model, DATA, lambda own: RULES["SGD"][1]([*own[0].parameters(), *own[3].parameters()]))
     outcome = forget(model.eval(), DATA, "ada", memory=memory)
     assert "1.running_mean" in outcome.state.model.buffers
+
+
+class Tokens(nn.Module):
+    """Rows of a table, by what is largest in each half of the inputs."""
+
+    def __init__(self, sparse=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.Embedding(3, 4, sparse=sparse), nn.Linear(4, 3)
+        self.double()
+
+    def forward(self, inputs):
+        return self.last(torch.tanh(self.table(inputs.argmax(dim=1))))
+
+
+def test_an_embedding_with_sparse_gradients_is_one_with_dense_ones():
+    found = []
+    for sparse in (False, True):
+        model = Tokens(sparse)
+        memory = own_loop(model, DATA, lambda own: torch.optim.SGD(own.parameters(), lr=0.3))
+        outcome = forget(model, DATA, "ada", memory=memory)
+        found.append(outcome.state.model.parameters)
+        assert model.table.sparse == sparse
+    torch.testing.assert_close(*found)
+
+
+class Bags(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.EmbeddingBag(5, 4), nn.Linear(4, 3)
+        self.double()
+
+    def forward(self, inputs):
+        return self.last(torch.tanh(self.table((inputs > 0).long())))
+
+
+def test_what_cannot_be_differentiated_twice_is_refused_in_one_sentence_that_helps():
+    model = Bags()
+    memory = own_loop(model, DATA, lambda own: torch.optim.SGD(own.parameters(), lr=0.3))
+    with pytest.raises(ModelError, match="coupled=False"):
+        forget(model, DATA, "ada", memory=memory)
+    said = forget(model, DATA, "ada", memory=memory, method="retrace", coupled=False).warnings
+    assert any("Of table.weight a diagonal is all" in each for each in said)
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3).double()
+
+    def forward(self, inputs):
+        return nn.functional.dropout(self.layer(inputs))  # training=True is its default
+
+
+def test_a_model_that_is_random_in_evaluation_mode_is_refused():
+    with pytest.raises(ModelError, match="when it is asked again"):
+        forget(Noisy(), DATA, "ada", method="hf-kcu", damping=0.1)

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import grad
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import checkpoint
 
 from cases import CASES, LARGE_CASES, Case, MultiheadAttention, case
 from expunge.core.batch import Batch
@@ -241,3 +243,30 @@ def test_vectors_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     curvature = Curvature(model, Snapshot.of(model), Batch.of(torch.ones(3, 2), torch.zeros(3, 1)), SquaredError())
     with pytest.raises(RequestError, match="length 3"):
         _ = curvature @ torch.ones(shape)
+
+
+class Checkpointed(nn.Module):
+    """Its second half runs again for a gradient, in evaluation mode, too."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(3, 4), nn.Linear(4, 2), reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        return checkpoint(self.last, hidden, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_runs_again_for_a_gradient_has_the_weights_that_it_is_asked_about(reentrant: bool) -> None:
+    """Not those that the module has meanwhile."""
+    chance = torch.Generator().manual_seed(0)
+    batch = Batch.of(torch.randn(9, 3, generator=chance), torch.randint(2, (9,), generator=chance))
+    asked, other = (Checkpointed(reentrant).eval() for _ in range(2))
+    plain = nn.Sequential(asked.first, nn.Tanh(), asked.last).eval()
+    vector = torch.randn(26, generator=chance)
+    found = Curvature(other, Snapshot.of(asked), batch, CrossEntropy()) @ vector
+    torch.testing.assert_close(found, Curvature(plain, Snapshot.of(plain), batch, CrossEntropy()) @ vector)
+    asked(batch.inputs[0].requires_grad_()).sum().backward()  # and the user's own training goes on as it was
+    assert bool(asked.last.weight.grad.any())
+    assert torch_checkpoint._checkpoint_without_reentrant_generator.__module__ == "torch.utils.checkpoint"

@@ -1,11 +1,12 @@
 import copy
+import threading
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from cases import CASES, Case, Tied, frozen, mlp, resnet
-from expunge.core.vectors import Layout, Snapshot
+from expunge.core.vectors import Layout, Snapshot, shared_copy
 from expunge.errors import ModelError
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -160,3 +161,39 @@ def test_the_digest_tells_dtypes_apart() -> None:
 
 def test_stored_bytes_count_everything_once() -> None:
     assert Snapshot.of(nn.BatchNorm1d(3)).stored_bytes == 4 * (3 + 3 + 3 + 3) + 8
+
+
+def complex_layer() -> nn.Module:
+    return nn.Linear(2, 2, dtype=torch.complex64)
+
+
+def sparse_weight() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(torch.eye(2).to_sparse())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: nn.LazyLinear(2), "no numbers yet"),
+        (lambda: nn.Linear(2, 2, device="meta"), "no numbers yet"),
+        (complex_layer, "complex"),
+        (sparse_weight, "sparse"),
+        (lambda: nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)), "Layer '0' has max_norm"),
+    ],
+)
+def test_what_is_no_vector_of_numbers_is_refused(build, said) -> None:
+    with pytest.raises(ModelError, match=said):
+        Snapshot.of(build())
+
+
+def test_what_an_earlier_call_left_in_a_layer_is_not_copied_and_what_cannot_be_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.before = model(torch.ones(1, 2))
+    copied = shared_copy(model)
+    assert copied.before.grad_fn is None
+    assert copied.weight is not model.weight
+    model.lock = threading.Lock()
+    with pytest.raises(ModelError, match="cannot be copied"):
+        shared_copy(model)

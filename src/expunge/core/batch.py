@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from expunge.core.recomputing import without_checkpoints
 from expunge.errors import DataError, ModelError
 
 
@@ -147,17 +148,24 @@ def run(
         >>> run(layer, Batch.of(torch.ones(1, 2)), tensors={"weight": torch.ones(1, 2)})
         tensor([[2.]])
     """
-    with differentiable_attention() if twice else nullcontext():
+    with differentiable_attention() if twice else nullcontext(), _differentiable_recurrence(model, twice=twice):
         if tensors is None:
             return _outputs(model, batch, forward)
         within = {f"model.{name}": tensor for name, tensor in _fitted(model, tensors).items()}
-        outputs: Tensor = functional_call(_Running(model, forward), within, (batch,))
+        with without_checkpoints():
+            outputs: Tensor = functional_call(_Running(model, forward), within, (batch,))
         return outputs
 
 
 def differentiable_attention() -> AbstractContextManager[Any]:
     """Inside it, fused attention runs as plain matrix products, which can be differentiated twice."""
     return sdpa_kernel(SDPBackend.MATH)
+
+
+def _differentiable_recurrence(model: nn.Module, *, twice: bool) -> AbstractContextManager[Any]:
+    """Inside it, recurrent layers on a GPU can be differentiated twice, and in evaluation mode: not by cuDNN."""
+    recurrent = twice and any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 def aligned(model: nn.Module, batch: Batch, forward: Forward | None = None) -> Batch:

@@ -76,6 +76,7 @@ class Layout:
     @classmethod
     def of(cls, model: nn.Module, parameters: Chosen | None = None) -> Layout:
         """The layout of a model's trainable parameters, or of some of them."""
+        _require_vectors(model)
         trained = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise ModelError("The model has no trainable parameters: set requires_grad on those to update.")
@@ -331,7 +332,38 @@ def shared_copy(model: nn.Module, layout: Layout | None = None) -> nn.Module:
     for name, own in model.named_parameters():
         if name not in trained:  # one that is frozen here alone has the same numbers, but is another parameter
             memo[id(own)] = nn.Parameter(own.detach(), requires_grad=False) if own.requires_grad else own
-    return copy.deepcopy(model, memo)
+    for layer in model.modules():  # such as old weight norm's: what the last call left, which the next one makes anew
+        memo.update({id(own): own.detach() for own in vars(layer).values() if isinstance(own, Tensor) and own.grad_fn})
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError) as problem:
+        raise ModelError(
+            f"The model cannot be copied: {str(problem).splitlines()[0]}; take what is no weight or buffer (locks, "
+            "files, results of earlier calls) out of its attributes."
+        ) from problem
+
+
+def _require_vectors(model: nn.Module) -> None:
+    """Refuse trainable parameters that a vector of numbers cannot hold, and calls that change them."""
+    for name, own in model.named_parameters():
+        if not own.requires_grad:
+            continue
+        if own.is_meta or isinstance(own, nn.UninitializedParameter):
+            raise ModelError(f"Parameter {name!r} has no numbers yet: call the model on a batch, or load its weights.")
+        if own.is_complex():
+            raise ModelError(f"Parameter {name!r} is complex: keep it as a real one, torch.view_as_real(parameter).")
+        if own.layout != torch.strided:
+            raise ModelError(f"Parameter {name!r} is sparse: keep it dense.")
+    for name, layer in model.named_modules():
+        if (
+            isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+            and layer.max_norm is not None
+            and layer.weight.requires_grad
+        ):
+            raise ModelError(
+                f"Layer {name or 'model'!r} has max_norm, by which every call changes its weights, evaluation too: "
+                "leave max_norm out, or shorten the rows after each optimiser step of the training."
+            )
 
 
 def _chosen(trained: Iterable[str], parameters: Chosen) -> set[str]:

@@ -89,6 +89,9 @@ class Client:
         self._forward = forward
         self._layout = Layout.of(model)
         self._curvature: tuple[object, Curvature] | None = None
+        for layer in model.modules():
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                layer.sparse = False  # of how a gradient is kept alone; they are added up as vectors
 
     @property
     def model(self) -> nn.Module:
@@ -100,7 +103,14 @@ class Client:
         if task.model.parameters.numel() != self._layout.size:
             sent = task.model.parameters.numel()
             raise ModelError(f"The task's model has {sent} parameters where this client's has {self._layout.size}.")
-        return self._perform(task)
+        try:
+            return self._perform(task)
+        except NotImplementedError as problem:
+            reason = str(problem).splitlines()[0].rstrip(".")
+            raise ModelError(
+                f"The model cannot be differentiated as often as this takes ({reason}): take other layers, or "
+                "method='retrace' with coupled=False, which differentiates once."
+            ) from problem
 
     @singledispatchmethod
     def _perform(self, task: Task) -> Reply:

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from expunge.core.batch import Batch, Forward, aligned, is_causal, run
 from expunge.core.losses import Loss, PerSample
-from expunge.errors import DataError
+from expunge.errors import DataError, ModelError
 from expunge.federation.engines.local_data import LocalData
 
 TRIED = 4
 """So many samples of every client go through the model."""
+
+UNSURE = 0.05
+"""Outputs for the same samples that differ by more than this part of their length are random, not rounded."""
 
 
 def require_fitting(model: nn.Module, data: LocalData, loss: Loss, forward: Forward | None = None) -> None:
@@ -47,7 +50,8 @@ def require_fitting(model: nn.Module, data: LocalData, loss: Loss, forward: Forw
 def _tried(model: nn.Module, batch: Batch, name: str, forward: Forward | None) -> Tensor:
     try:
         with _answering(model), torch.no_grad():
-            outputs = run(model, batch.to(next(model.parameters()).device), forward)
+            batch = batch.to(next(model.parameters()).device)
+            outputs, again = (run(model, batch, forward, tensors=_buffers(model)) for _ in range(2))
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError, AttributeError) as problem:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise DataError(f"The model cannot take the data of client {name!r}: {reason}") from problem
@@ -56,7 +60,18 @@ def _tried(model: nn.Module, batch: Batch, name: str, forward: Forward | None) -
             f"The model gives outputs of shape {tuple(outputs.shape)} for {len(batch)} samples of client {name!r}: "
             "their first dimension must be the samples, which forward= can see to."
         )
+    apart, whole = ((own).double().norm() for own in (outputs - again, outputs))
+    if apart > UNSURE * whole:
+        raise ModelError(
+            "The model answers the same samples otherwise when it is asked again, in evaluation mode: switch off what "
+            "is random in it, as in functional.dropout(..., training=self.training)."
+        )
     return outputs
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies, which a forward that counts its calls may change."""
+    return {name: own.clone() for name, own in model.named_buffers()}
 
 
 @contextmanager
