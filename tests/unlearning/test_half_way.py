@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 import torch
+from torch import nn
 
 from core.dense_curvature import dense, gauss_newton
 from expunge.bench.adversary import Between
@@ -228,6 +229,50 @@ def test_the_bill_of_a_replay_counts_a_row_for_every_checkpoint():
     way = Checkpoints(dict.fromkeys(range(6), state.model))
     state = dataclasses.replace(state, checkpoints=way)
     assert Size.of(state, LEAVER.parties(engine.clients())).rows == 6
+
+
+class Apart(nn.Module):
+    """A network whose weights no layer has."""
+
+    def __init__(self):
+        super().__init__()
+        own = dict(mlp().named_parameters())
+        self.weights = nn.ParameterList([own[name].detach().clone() for name in ("0.weight", "2.weight")])
+        self.biases = nn.ParameterList([own[name].detach().clone() for name in ("0.bias", "2.bias")])
+
+    def forward(self, inputs):
+        hidden = torch.tanh(nn.functional.linear(inputs, self.weights[0], self.biases[0]))
+        return nn.functional.linear(hidden, self.weights[1], self.biases[1])
+
+
+ONE_RATE = {"SGD": Recipe(), "Adam": Recipe(Adam()), "FedAvgM": Recipe(server=FedAvgM(momentum=0.5))}
+
+
+@pytest.mark.parametrize("rule", ONE_RATE)
+def test_a_network_without_factors_is_filtered_by_products_under_every_training(rule):
+    """However short the step is; its answers come nearer to those of the model retrained than by diagonals."""
+    rate = {"Adam": 0.02, "FedAvgM": 0.05}.get(rule, 0.1)
+    plan = dataclasses.replace(PLAN, recipe=ONE_RATE[rule], learning_rate=rate)
+    engine, state = trained(Apart, plan)
+    retrained = train(engine.without(("ada",)), Snapshot.of(Apart()), plan)
+    options = dataclasses.replace(RETRACE, long_step_ratio=10.0, seed=5)
+    outcome = forgotten(engine, state, LEAVER, options)
+    assert outcome.details["steps"][0]["filter"] == HALF_WAY
+    assert not any("a diagonal is all" in sentence for sentence in outcome.warnings)
+    told = estimate(options, Size.of(state, LEAVER.parties(engine.clients())))
+    assert outcome.cost.rounds <= told.messages
+    assert outcome.cost.sample_gradients <= told.sample_gradients
+    by_diagonals = forgotten(engine, state, LEAVER, dataclasses.replace(options, coupled=False, long_step_ratio=0.1))
+    assert any("Of weights.0, weights.1 a diagonal is all" in sentence for sentence in by_diagonals.warnings)
+    inputs = torch.cat([own for own, _ in DATA.values()])
+
+    def answers(state):
+        model = Apart()
+        state.model.write_to(model)
+        return model(inputs).softmax(dim=1).detach()
+
+    left = [float((answers(own.state) - answers(retrained)).norm()) for own in (outcome, by_diagonals)]
+    assert left[0] < left[1], left
 
 
 class LyingAboutProducts(Between):

@@ -106,6 +106,18 @@ class Layout:
         return matrices == 1 and len(self.shapes) <= 2
 
     @property
+    def apart_from_layers(self) -> float:
+        """The share of all matrices' entries that no layer calls its weight, as recurrent ones and fused attention's.
+
+        Example:
+            >>> Layout.of(nn.GRU(4, 3)).apart_from_layers, Layout.of(nn.Linear(4, 3)).apart_from_layers
+            (1.0, 0.0)
+        """
+        sizes = {name: shape.numel() for name, shape in self.shapes if len(shape) > 1}
+        apart = sum(size for name, size in sizes.items() if name.rpartition(".")[2] != "weight")
+        return apart / sum(sizes.values()) if apart else 0.0
+
+    @property
     def convolves(self) -> bool:
         """Whether it is a convolutional network's: no fewer kernels among its weights than matrices.
 

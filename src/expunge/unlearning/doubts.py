@@ -8,14 +8,11 @@ from expunge.core.kronecker import KroneckerCurvature
 from expunge.core.vectors import Snapshot
 from expunge.errors import listed
 from expunge.unlearning.answers import Answer
+from expunge.unlearning.estimate import MANY
 from expunge.unlearning.trust_region import Taken
 
 FAR = 0.25
 """A step longer than this share of the model's own length is warned of: one of first order is not trusted there."""
-
-MANY = 0.5
-"""Where more than this share of the weights has a diagonal for its curvature, a step is filtered by products, however
-short it is and under every training: diagonals left up to a half of the way to retraining."""
 
 ALONE = (
     "Layers over tokens curve together, which their factors leave out, and coupled=False does not look at it: the step "

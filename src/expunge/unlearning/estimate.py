@@ -20,6 +20,10 @@ ASKED, STEPS, SMALLER = 3, 48, 2
 """Of those who stay so many are asked how they answer under Adam, those with most samples; for so many steps at most,
 in batches so many times smaller than the training's."""
 
+MANY = 0.5
+"""Where more than this share of the weights has a diagonal for its curvature, a step is filtered by products, however
+short it is and under every training: diagonals left up to a half of the way to retraining."""
+
 LOUD, FURTHER = 3.0, 0.2
 """Where a client's pull is so many times as long by weight as others', a step by factors is taken so much further."""
 
@@ -66,7 +70,9 @@ class Size:
             an exact product tells it.
         rows: vectors of the pull, whose products are asked for apart.
         half_way: whether curvature may be looked at half way, where the step is long.
-        one_layer: whether the model has one layer, so that it is looked at whatever the step.
+        always: whether it is looked at whatever the step: the model has one layer, or few that have factors, as far as
+            names of parameters tell.
+        one_layer: whether the model has one layer.
         pull: how long the recorded pull's vectors are together, beside the model itself; no step by them is longer.
     """
 
@@ -85,6 +91,7 @@ class Size:
     asked: bool = False
     rows: int = 1
     half_way: bool = False
+    always: bool = False
     one_layer: bool = False
     pull: float = math.inf
 
@@ -113,8 +120,10 @@ class Size:
         halved = one_rate and isinstance(state.trained_by.server, FedAvg) and not norm
         asking, pull = answers if asked else measured, _pull(state, parties) if kept else math.inf
         rows = max(1, stretches, checkpoints)
-        alone = state.model.layout is not None and state.model.layout.is_one_layer and not norm
-        return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, alone, pull)
+        layout = state.model.layout
+        alone = layout is not None and layout.is_one_layer and not norm
+        always = alone or (layout is not None and layout.apart_from_layers > MANY and not norm)
+        return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, always, alone, pull)
 
 
 def _pull(state: ServerState, parties: Parties) -> float:

@@ -17,7 +17,8 @@ the factors' curvature is mixed in, ``(1 - a) G + a K``: shrinkage towards a str
 Where it fails: the middle of the way stands for all of it, and the end of the training for all rounds. Under Adam,
 whose rates differ from weight to weight and are known by layer alone, it was no nearer than factors and those who stay
 asked (answers.py), and under a server's momentum, where a draw is shared by several stretches, less near. So it is for
-clients with one rate, and FedAvg.
+clients with one rate, and FedAvg; and under every training where most weights have no factors, whose diagonals know
+less than any product.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ others trained afterwards, kept in directions that are flat for G_r, gone in cur
 with G_r the Gauss-Newton matrix of the clients that stay, and f the training's own response to a pull, run on a
 quadratic: optimisers, schedules, server momentum, absent clients are in it (training/response.py). `retrace` takes G_r
 apart layer by layer into Kronecker factors (K-FAC): one message, and f is exact; a long step, and any of a model of one
-layer, is filtered anew by products half way (half_way.py, one_layer.py). `retrace-krylov` sees it through k products, a
-message each. Where no vector was kept, as of samples whose client stays, the owners replay a few rounds (pulls.py).
+layer, or with few factors, is filtered anew by products half way (half_way.py, one_layer.py). `retrace-krylov` sees it
+through k products, a message each. Where no vector was kept, as of samples whose client stays, the owners replay a few
+rounds (pulls.py).
 
 Where it fails: it is first order in the pull, and the curvature of the end stands for that of the way.
 """
@@ -36,8 +37,8 @@ from expunge.federation.training.recipe import Adam, FedAvg, Measured
 from expunge.federation.training.response import Response
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
-from expunge.unlearning.doubts import MANY, doubts, far
-from expunge.unlearning.estimate import FURTHER, LOUD
+from expunge.unlearning.doubts import doubts, far
+from expunge.unlearning.estimate import FURTHER, LOUD, MANY
 from expunge.unlearning.filters import damped
 from expunge.unlearning.half_way import FARTHEST, ByProducts, half_way
 from expunge.unlearning.lazily import Lazily

@@ -62,7 +62,8 @@ class RetraceOptions(StepOptions):
             (repair.py).
         correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one; under SGD and FedAvg it
-            is filtered anew by exact curvature half way (half_way.py). A model of one layer always is (one_layer.py).
+            is filtered anew by exact curvature half way (half_way.py). A model of one layer always is (one_layer.py),
+            and one most of whose weights have no factors.
         round_lengths: how far a short round may be taken, from 0 on.
         coupled: how what layers do together is looked at: ``auto`` asks some of those who stay, under Adam, how they
             answer a displaced model, or of adapters takes the exact curvature along the pull with its spread; else it
@@ -177,7 +178,7 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     sharper = size.asked and options.filter == "auto" and options.coupled == "auto" and options.may_correct
     replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     long = replay or (1 + FURTHER) * size.pull > options.long_step_ratio
-    halved = options.may_look_half_way and (size.one_layer or (size.half_way and long))
+    halved = options.may_look_half_way and (size.always or (size.half_way and long))
     asked = CHECKED + PASSES * PRODUCTS if size.one_layer else PRODUCTS
     tries = 2 + sharper + halved if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
