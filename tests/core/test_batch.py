@@ -121,3 +121,26 @@ def test_wrappers_do_not_hide_what_a_model_is() -> None:
     batch = aligned(wrapped, text())
     tensors = Layout.of(wrapped).unflatten(Snapshot.of(wrapped).parameters)
     assert run(wrapped, batch, tensors=tensors).shape == (3, 5, 11)
+
+
+class Counting(nn.Module):
+    """A forward that counts its calls, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(inputs)
+
+
+def test_a_forward_that_counts_leaves_what_it_is_given_as_it_is() -> None:
+    model = Counting()
+    snapshot = Snapshot.of(model)
+    before = snapshot.digest
+    tensors = {**snapshot.layers().unflatten(snapshot.parameters), **snapshot.buffers}
+    run(model, Batch.of(torch.ones(1, 2)), tensors=tensors)
+    assert tensors["calls"] == model.calls == 0
+    assert before == Snapshot.of(model).digest

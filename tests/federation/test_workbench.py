@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounter
 from expunge.core.batch import Batch
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.errors import NumericalError
+from expunge.errors import ModelError, NumericalError
 from expunge.federation.engines import local, workbench
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.local import LocalEngine
@@ -217,3 +217,8 @@ def test_short_batches_weigh_what_they_hold():
             bench.step(Batch.of(inputs[:size], targets[:size]), batch_size=4, learning_rate=rate)
         for own, wanted in zip(filled.model.parameters(), plain.model.parameters(), strict=True):
             torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_module_of_torch_jit_is_refused_in_a_sentence():
+    with pytest.raises(ModelError, match=r"torch\.jit"):
+        Workbench(torch.jit.script(mlp()), CrossEntropy(), record=False)

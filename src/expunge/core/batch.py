@@ -151,7 +151,9 @@ def run(
     with differentiable_attention() if twice else nullcontext(), _differentiable_recurrence(model, twice=twice):
         if tensors is None:
             return _outputs(model, batch, forward)
-        within = {f"model.{name}": tensor for name, tensor in _fitted(model, tensors).items()}
+        own = {name for name, _ in model.named_buffers() if "running_" not in name}  # a forward may count in them
+        fitted = _fitted(model, tensors).items()
+        within = {f"model.{name}": tensor.clone() if name in own else tensor for name, tensor in fitted}
         with without_checkpoints():
             outputs: Tensor = functional_call(_Running(model, forward), within, (batch,))
         return outputs

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from expunge.core.batch import Batch, Forward, run
 from expunge.core.losses import Loss, mean_loss
 from expunge.core.vectors import Snapshot
+from expunge.errors import ModelError
 from expunge.federation.messages.tasks import Trained
 from expunge.federation.training.recipe import SGD, Adam, second_moments
 
@@ -76,6 +77,8 @@ class Workbench:
         compiled: bool = False,
         forward: Forward | None = None,
     ) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError("A module of torch.jit cannot be copied and trained: give the one that it was made of.")
         self.model = model.to(memory_format=torch.channels_last) if compiled else model  # type: ignore[call-overload]
         self._compiled = compiled
         self._loss, self._forward = loss, forward
