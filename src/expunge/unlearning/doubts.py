@@ -32,7 +32,7 @@ BEYOND = (
 
 DIAGONAL = (
     "Of {names} a diagonal is all that is known of the curvature, and products were not used, so that less may be "
-    "forgotten than by retraining: audit the model, or choose method='retrace-krylov'."
+    "forgotten than by retraining: audit the model, or retrain."
 )
 
 
