@@ -1,6 +1,5 @@
 """The facade on models and data of one's own."""
 
-import copy
 import dataclasses
 import json
 
@@ -680,42 +679,14 @@ def own_loop(model, data, optimiser, rounds=6, recipe=None, folder=None):
     return memory
 
 
-RULES = {
-    "SGD": (None, lambda own: torch.optim.SGD(own, lr=0.3)),
-    "Adam": (expunge.Recipe(expunge.Adam()), lambda own: torch.optim.Adam(own, lr=0.02)),
-}
-
-
 def three_layers():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
 
 
-@pytest.mark.parametrize("rule", list(RULES))
-def test_what_no_optimiser_was_given_is_left_as_it_is_and_that_is_said(rule):
-    """As where it is frozen: the same model to the last bit, and the memory goes on with what is trained."""
-    recipe, optimiser = RULES[rule]
-    found, said = [], []
-    for frozen in (False, True):
-        model = three_layers()
-        model[0].requires_grad_(not frozen)
-        memory = own_loop(model, DATA, lambda own: optimiser(own[2:].parameters()), recipe=recipe)
-        assert memory.untrained == (() if frozen else ("0.weight", "0.bias"))
-        outcome = forget(model, DATA, "ada", memory=memory)
-        outcome.write_to(model)
-        again = forget(model, DATA, "bob", memory=outcome.memory)
-        again.write_to(model)
-        found.append(model)
-        said.append([each for each in (*outcome.warnings, *again.warnings) if "moved" in each])
-    assert digest_of(found[0]) == digest_of(found[1])
-    assert torch.equal(found[0][0].weight, three_layers()[0].weight)
-    named = "No client has moved 0.weight, 0.bias in any round: what is not trained is taken for frozen"
-    assert [[each.startswith(named) for each in own] for own in said] == [[True], []]
-
-
 def test_what_no_optimiser_was_given_is_named_where_vectors_are_on_disk(tmp_path):
     model = three_layers()
-    memory = own_loop(model, DATA, lambda own: RULES["SGD"][1](own[2:].parameters()), folder=tmp_path / "memory")
+    memory = own_loop(model, DATA, lambda own: torch.optim.SGD(own[2:].parameters(), lr=0.3), folder=tmp_path / "memory")
     outcome = forget(model, DATA, "ada", memory=memory)
     assert any("0.weight, 0.bias" in each and "parameters=" in each for each in outcome.warnings)
 
@@ -723,7 +694,8 @@ def test_what_no_optimiser_was_given_is_named_where_vectors_are_on_disk(tmp_path
 def test_statistics_of_a_norm_whose_scale_is_not_trained_go_on_being_mended():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
-    memory = own_loop(model, DATA, lambda own: RULES["SGD"][1]([*own[0].parameters(), *own[3].parameters()]))
+    trained = [*model[0].parameters(), *model[3].parameters()]
+    memory = own_loop(model, DATA, lambda own: torch.optim.SGD(trained, lr=0.3))
     outcome = forget(model.eval(), DATA, "ada", memory=memory)
     assert "1.running_mean" in outcome.state.model.buffers
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expunge.core.batch import Forward
 from expunge.core.losses import Loss, PerSample, as_loss
 from expunge.core.vectors import Chosen, Snapshot, named_as, shared_copy
-from expunge.errors import DataError, ModelError, RequestError, listed
+from expunge.errors import DataError, ModelError, RequestError
 from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.local import LocalEngine
@@ -38,13 +38,6 @@ from expunge.unlearning.request import Parties, Request
 
 RECORDED_OTHERWISE = {"learning_rate": 1.1, "local_steps": 2.0}
 """By what factor a stated value may differ from the mean that was recorded; steps are counted in several ways."""
-
-UNTRAINED = "No client has moved {names} in any round: what is not trained is taken for frozen, and left as it is."
-
-UNTRAINED_ON_DISK = (
-    "No client has moved {names} in any round, and a forget moves what is trainable: name those that are trained, "
-    "Memory(model, parameters=..., folder=...), or freeze the others before the training."
-)
 
 
 @dataclass(frozen=True)
@@ -293,9 +286,7 @@ def forget(
     schedule = _schedule(memory, learning_rate, local_steps, rounds, batch_size)
     if memory is not None and recipe not in (None, memory.recipe):
         raise RequestError("The memory knows another recipe than the one given here: give it to Memory(model, recipe).")
-    alone: tuple[str, ...] = ()
     if parameters is None and memory is not None:
-        memory, alone = _of_trained(memory, model)
         parameters = memory.parameters
     trained = Snapshot.of(model, parameters)
     model = shared_copy(model, trained.layers())
@@ -308,7 +299,6 @@ def forget(
     for data in engine.local_data():
         require_fitting(model, data, trained_with, forward)
         choice = replace(choice, warnings=(*choice.warnings, *data.warnings))
-    choice = replace(choice, warnings=(*choice.warnings, *alone))
     if dry_run:
         return choice.dry_run(engine, state, request)
     with progress_bars() if progress else nullcontext() as bars:
@@ -317,22 +307,6 @@ def forget(
         outcome = choice.run(engine, state, request)
     told = _still_there(memory, outcome)
     return replace(outcome, warnings=(*outcome.warnings, *told)) if told else outcome
-
-
-def _of_trained(memory: Memory, model: nn.Module) -> tuple[Memory, tuple[str, ...]]:
-    """The memory of what was moved while training, and that the rest is left as it is."""
-    # A norm whose scale is not trained has statistics all the same, which go with it.
-    norms = tuple(f"{name.removesuffix('running_mean')}" for name, _ in model.named_buffers() if "running_mean" in name)
-    still = [name for name in memory.untrained if not (norms and name.startswith(norms))]
-    if not still:
-        return memory, ()
-    if memory.folder is not None:
-        return memory, (UNTRAINED_ON_DISK.format(names=listed(still)),)
-    before = Snapshot.of(model, memory.parameters)
-    if before.parameters.numel() == memory.size:  # else they are frozen by now
-        memory.require_model(before)
-    moved = [name for name, _ in before.layers().shapes if name not in still]
-    return memory.of_parameters(moved), (UNTRAINED.format(names=listed(still)),)
 
 
 def _require_kinds(model: object, clients: object, memory: object, checkpoints: object) -> None:

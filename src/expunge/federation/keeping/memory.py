@@ -297,59 +297,6 @@ class Memory:
         other._look_on()
         return other
 
-    @property
-    def untrained(self) -> tuple[str, ...]:
-        """Names of parameters that no client has moved in any round: no optimiser was given them, or they are not used.
-
-        Example:
-            >>> memory = Memory(nn.Linear(2, 1))
-            >>> memory.record({"ada": {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}}, weights={"ada": 1})
-            >>> memory.untrained
-            ('bias',)
-        """
-        place, layout = self._place, self._layout
-        if place is None or layout is None or not self._kept:
-            return ()
-        still, found = place.now == place.start, layout.shapes
-        for vector in (stretch.vectors[name] for stretch in self._stretches for name in stretch.vectors):
-            still = still & (vector == 0).to(still.device)
-            parts = layout.unflatten(still)
-            found = tuple((name, shape) for name, shape in found if bool(parts[name].all()))
-            if not found:  # after the first client's vector, as a rule: the others need not be read
-                break
-        return tuple(name for name, _ in found) if len(found) < len(layout.shapes) else ()
-
-    def of_parameters(self, names: Collection[str]) -> Memory:
-        """The same of some of its parameters, where the others were not moved; its vectors are in memory."""
-        layout = self._layout
-        if layout is None or self._folder is not None:
-            raise RequestError("Only a memory that was made with its model, without a folder, is of some parameters.")
-        kept = layout.unflatten(torch.arange(layout.size))
-        at = torch.cat([kept[name].flatten() for name, _ in layout.shapes if name in names])
-        numbers = [number for number, (name, _) in enumerate(layout.shapes) if name in names]
-
-        def some(vector: Tensor) -> Tensor:
-            return vector[at.to(vector.device)]
-
-        def of_some(each: KeptRound) -> KeptRound:  # an optimiser that was given a part has told of that part
-            told = {
-                client: tuple(own[number] for number in numbers) if len(own) == len(layout.shapes) else own
-                for client, own in each.moments.items()
-            }
-            return replace(each, moments=told)
-
-        other = self.copy()
-        other._layout = Layout(tuple((name, shape) for name, shape in layout.shapes if name in names))
-        other.parameters = tuple(name for name, _ in other._layout.shapes)
-        other._stretches = [
-            Stretch(own.rounds, Held({name: some(own.vectors[name]) for name in own.vectors}))
-            for own in self._stretches
-        ]
-        other._kept = [of_some(each) for each in self._kept]
-        other._place = self._place.mapped(some) if self._place is not None else None
-        other._look_on()
-        return other
-
     def require_model(self, model: Snapshot) -> None:
         """Refuse a model that the recorded rounds do not lead to, or a server rule that cannot be followed."""
         if self.size not in (None, model.parameters.numel()):

@@ -76,11 +76,6 @@ class Place:
         own = momentum if isinstance(rule, FedAvgM) else None
         return replace(self, now=now, momentum=own, travelled=self.travelled + step)
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Place:
-        """The same with a function of each of its vectors."""
-        momentum = function(self.momentum) if self.momentum is not None else None
-        return replace(self, start=function(self.start), now=function(self.now), momentum=momentum)
-
     def require(
         self,
         model: Tensor,
