@@ -1,5 +1,6 @@
 """The facade on models and data of one's own."""
 
+import copy
 import dataclasses
 import json
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 import expunge
-from expunge import Memory, Recovery, forget
+from expunge import SGD, Adam, Memory, Recipe, Recovery, forget, second_moments
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, ExpungeError, ModelError, RequestError
@@ -19,7 +20,7 @@ from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
 from expunge.forgetting import choose
 from expunge.unlearning.request import Request
-from federation.small import Pairs, clients, digest, digest_of, linear, mlp, norm_net
+from federation.small import Pairs, clients, digest, digest_of, linear, mlp, norm_net, theta
 from unlearning.convex import digits_softmax, ridge, ridge_closed_form
 from unlearning.presets import KRYLOV, forgotten
 
@@ -411,6 +412,74 @@ def test_outputs_with_a_third_dimension_are_summed_by_sample_and_refused_where_t
         CrossEntropy().per_sample(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.int64))
 
 
+class TestWhatNoRoundHasChanged:
+    """A head that is trained on a trunk which its optimiser does not know, whatever the memory was told."""
+
+    @staticmethod
+    def federate(parameters=None, recipe=None, make=None, start=0, **more):
+        make = make or (lambda own: torch.optim.SGD(own, lr=0.3))
+        model = mlp(start)
+        memory = Memory(model, recipe, parameters=parameters)
+        for _ in range(4):
+            state, updates, moments = copy.deepcopy(model.state_dict()), {}, {}
+            for name, (inputs, labels) in DATA.items():
+                local = copy.deepcopy(model)
+                optimiser = make(local[2].parameters())
+                for _ in range(5):
+                    local.zero_grad()
+                    nn.functional.cross_entropy(local(inputs), labels).backward()
+                    optimiser.step()
+                updates[name] = {key: value - state[key] for key, value in local.state_dict().items()}
+                if more:
+                    own = second_moments(optimiser)
+                    moments[name] = own if parameters is not None else [0.0, 0.0, *own]
+            told = {"moments": moments} if more else {}
+            memory.record(updates, dict.fromkeys(DATA, 1), learning_rate=0.3, steps=5, **told)
+            model.load_state_dict(
+                {k: own + sum(update[k] for update in updates.values()) / 3 for k, own in state.items()}
+            )
+        return model, memory
+
+    @pytest.mark.parametrize(
+        ("recipe", "make", "more"),
+        [
+            (None, None, {}),
+            (Recipe(SGD(momentum=0.5)), lambda own: torch.optim.SGD(own, lr=0.3, momentum=0.5), {}),
+            (Recipe(Adam()), lambda own: torch.optim.Adam(own, lr=0.3), {"moments": True}),
+        ],
+    )
+    def test_it_is_forgotten_as_if_the_memory_had_been_told(self, recipe, make, more):
+        outcomes = []
+        for parameters in (None, ["2"]):
+            model, memory = self.federate(parameters, recipe, make, **more)
+            rest = {name: own for name, own in DATA.items() if name != "ada"}
+            outcome = forget(model, rest, leaving="ada", memory=memory)
+            after = copy.deepcopy(model)
+            outcome.write_to(after)
+            assert torch.equal(after[0].weight, model[0].weight)
+            assert not torch.equal(after[2].weight, model[2].weight)
+            second = forget(after, {"cyd": DATA["cyd"]}, leaving="bob", memory=outcome.memory)
+            second.write_to(after)
+            outcomes.append((outcome, second, after))
+        for one, other in zip(*(pair[:2] for pair in outcomes), strict=True):
+            assert one.details["steps"][0]["norm"] == pytest.approx(other.details["steps"][0]["norm"])
+            assert one.warnings == other.warnings
+        torch.testing.assert_close(theta(outcomes[0][2]), theta(outcomes[1][2]))
+
+    def test_what_is_left_of_the_memory_knows_the_whole_model(self):
+        model, memory = self.federate()
+        rest = {name: own for name, own in DATA.items() if name != "ada"}
+        outcome = forget(model, rest, leaving="ada", memory=memory)
+        assert outcome.memory.size == memory.size
+        assert outcome.memory.clients == ("bob", "cyd")
+        outcome.write_to(model)
+        outcome.memory.require_model(Snapshot.of(model))
+        held = forget(model, rest, leaving="bob", memory=outcome.memory, tau=1e-9, validation=DATA["bob"])
+        assert (held.succeeded, held.memory) == (False, outcome.memory)
+        moved = {name: torch.ones(memory.size, dtype=torch.float64) for name in rest}
+        outcome.memory.record(moved, dict.fromkeys(rest, 1))
+
+
 class TestWhichMethodRuns:
     """``auto``: retrace where vectors were kept of everybody who leaves, else hf-kcu, and why."""
 
@@ -686,7 +755,9 @@ def three_layers():
 
 def test_what_no_optimiser_was_given_is_named_where_vectors_are_on_disk(tmp_path):
     model = three_layers()
-    memory = own_loop(model, DATA, lambda own: torch.optim.SGD(own[2:].parameters(), lr=0.3), folder=tmp_path / "memory")
+    memory = own_loop(
+        model, DATA, lambda own: torch.optim.SGD(own[2:].parameters(), lr=0.3), folder=tmp_path / "memory"
+    )
     outcome = forget(model, DATA, "ada", memory=memory)
     assert any("0.weight, 0.bias" in each and "parameters=" in each for each in outcome.warnings)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expunge.core.batch import Forward
 from expunge.core.losses import Loss, PerSample, as_loss
 from expunge.core.vectors import Chosen, Snapshot, named_as, shared_copy
-from expunge.errors import DataError, ModelError, RequestError
+from expunge.errors import DataError, ModelError, RequestError, listed
 from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.local import LocalEngine
@@ -22,6 +22,7 @@ from expunge.federation.engines.local_data import Collate, Data
 from expunge.federation.keeping.checkpoints import Checkpoints
 from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
+from expunge.federation.keeping.unmoved import fit
 from expunge.federation.messages.tasks import Draw, Gradient
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import Recipe, as_recipe
@@ -38,6 +39,11 @@ from expunge.unlearning.request import Parties, Request
 
 RECORDED_OTHERWISE = {"learning_rate": 1.1, "local_steps": 2.0}
 """By what factor a stated value may differ from the mean that was recorded; steps are counted in several ways."""
+
+UNMOVED_ON_DISK = (
+    "No round has moved {names}, and a forget moves what is trainable: name what is trained, "
+    "Memory(model, parameters=..., folder=...), or freeze the rest before the training."
+)
 
 
 @dataclass(frozen=True)
@@ -288,7 +294,13 @@ def forget(
         raise RequestError("The memory knows another recipe than the one given here: give it to Memory(model, recipe).")
     if parameters is None and memory is not None:
         parameters = memory.parameters
-    trained = Snapshot.of(model, parameters)
+    whole = trained = Snapshot.of(model, parameters)
+    known = memory
+    layout = whole.layers() if memory is None else memory.moved(whole)
+    still = [name for name, _ in whole.layers().shapes if name not in dict(layout.shapes)]
+    if memory is not None and still and memory.folder is None:  # what was frozen stays as it is
+        trained = Snapshot.of(model, [name for name, _ in layout.shapes])
+        memory = memory.refitted(whole.layers(), layout, trained.parameters)
     model = shared_copy(model, trained.layers())
     way = None if checkpoints is None else Checkpoints({n: _snapshot(trained, own) for n, own in checkpoints.items()})
     state = ServerState(trained, schedule, memory, checkpoints=way, recipe=recipe)
@@ -296,6 +308,8 @@ def forget(
     request = Request.of(leaving, samples)
     parties = request.parties(engine.clients(), memory.clients if memory is not None else ())
     choice = choose(state, parties, method, options, sums_only=engine.sums_only, loss=trained_with)
+    if still and trained is whole:
+        choice = replace(choice, warnings=(*choice.warnings, UNMOVED_ON_DISK.format(names=listed(still))))
     for data in engine.local_data():
         require_fitting(model, data, trained_with, forward)
         choice = replace(choice, warnings=(*choice.warnings, *data.warnings))
@@ -305,8 +319,21 @@ def forget(
         if bars is not None:
             watch_rounds(engine, choice.expected_rounds(state, parties), bars)
         outcome = choice.run(engine, state, request)
+    if trained is not whole:
+        outcome = replace(outcome, state=_unfrozen(outcome, whole, known))
     told = _still_there(memory, outcome)
     return replace(outcome, warnings=(*outcome.warnings, *told)) if told else outcome
+
+
+def _unfrozen(outcome: Outcome, whole: Snapshot, known: Memory | None) -> ServerState:
+    """The state with the parameters that no round had changed: a forget leaves them alone, and later rounds may not."""
+    state, layout = outcome.state, whole.layers()
+    own = fit(state.model.parameters, state.model.layers(), layout, whole.parameters)
+    model = replace(whole, parameters=own, buffers={**whole.buffers, **state.model.buffers})
+    if not outcome.succeeded or state.memory is None:
+        return replace(state, model=model, memory=None if state.memory is None else known)
+    memory = state.memory.refitted(state.model.layers(), layout, own)
+    return replace(state, model=model, memory=memory.bound_to(model, memory.server_momentum))
 
 
 def _require_kinds(model: object, clients: object, memory: object, checkpoints: object) -> None:

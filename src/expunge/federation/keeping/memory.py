@@ -44,6 +44,7 @@ from expunge.federation.keeping.place import HALF, Place, leads_there
 from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls_of
 from expunge.federation.keeping.rounds import KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
+from expunge.federation.keeping.unmoved import moved, refitted
 from expunge.federation.keeping.watched import ALTERED, Block, Stated, agreed, block_of, gone_on_from, marks, seen
 from expunge.federation.training.onlooker import Onlooker, misstated
 from expunge.federation.training.plan import Schedule
@@ -307,6 +308,19 @@ class Memory:
         kept = self._kept[place.first :]
         updates = sum(len(each.shares) for each in kept)
         place.require(model.parameters, self.recipe, [each.mark for each in kept], updates, lambda: self.vectors)
+
+    def moved(self, model: Snapshot) -> Layout:
+        """Which of the model's parameters any round has changed; vectors on disk are not read for it."""
+        content = self._content if self._folder is None else replace(self._content, stretches=[])
+        return moved(content, model.parameters, model.layers())
+
+    def refitted(self, old: Layout, new: Layout, rest: Tensor) -> Memory:
+        """The same of some of its parameters, or of more, whose weights are in the rest; it looks at no training."""
+        other = self.copy()
+        content = refitted(self._content, old, new, rest)
+        other._kept, other._stretches = list(content.rounds), list(content.stretches)
+        other._place, other._layout = content.place, content.layout
+        return other
 
     def require_way(self, model: Snapshot, way: Mapping[int, Snapshot]) -> None:
         """Refuse checkpoints from which the recorded rounds do not lead to the model, as far as lengths and sums tell.
