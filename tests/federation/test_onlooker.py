@@ -11,10 +11,11 @@ from torch import nn
 
 import expunge
 from expunge import AdamW, Memory, Recipe
+from expunge.core.vectors import Snapshot
 from expunge.federation.training import onlooker as onlooker_module
 from expunge.federation.training import steps
 from expunge.federation.training.onlooker import Onlooker
-from expunge.federation.training.recipe import SGD, second_moments
+from expunge.federation.training.recipe import SGD, FedAvgM, second_moments
 from federation.small import mlp, samples
 
 DATA = {name: samples(count) for name, count in {"ada": 12, "bob": 20, "cyd": 16}.items()}
@@ -129,6 +130,20 @@ def test_some_clients_elsewhere_are_no_wrong_statement():
         steps = {f"client {number}": 3 + number for number in range(9)}
         memory.record(dict.fromkeys(steps, still), dict.fromkeys(steps, 1), learning_rate=0.05, steps=steps)
     assert not doubts(memory)
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_a_training_goes_on_with_a_memory_that_was_read_back(in_folder, tmp_path):
+    memory = Memory(mlp(), folder=tmp_path / "memory" if in_folder else None)
+    model = trained(mlp(), plain, memory)
+    if not in_folder:
+        memory.save(tmp_path / "memory")
+    memory = Memory.load(tmp_path / "memory")
+    model = trained(model, plain, memory)
+    memory.require_model(Snapshot.of(model))
+    assert not doubts(memory)
+    with pytest.warns(UserWarning, match=r"SGD\(momentum=0.9\), where SGD\(\)"):
+        trained(model, lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9), memory)
 
 
 def test_it_lets_go_with_the_memory_and_travels_with_it():
@@ -251,6 +266,32 @@ def test_a_copy_that_is_trained_once_a_round_to_be_evaluated_is_no_client(layers
             optimiser.step()
 
     parted(plain, memory, STATED, beside=beside, parts=((0, 2),))
+    assert not doubts(memory)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_server_that_makes_its_step_by_a_torch_optimiser_is_no_client(here):
+    model = mlp()
+    memory = Memory(model, Recipe(server=FedAvgM(1.0, 0.5)))
+    server = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    for _ in range(4):
+        before, updates = copy.deepcopy(model.state_dict()), {}
+        for name, (inputs, labels) in DATA.items():
+            own = copy.deepcopy(model)
+            for _ in range(3):
+                own.zero_grad()
+                nn.functional.cross_entropy(own(inputs), labels).backward()
+                with torch.no_grad():
+                    for each in own.parameters() if not here else ():
+                        each -= 0.05 * each.grad
+                if here:
+                    plain(own.parameters()).step()
+            updates[name] = {key: value - before[key] for key, value in own.state_dict().items()}
+        for key, each in model.named_parameters():
+            each.grad = -sum(update[key] for update in updates.values()) / 3
+        server.step()
+        memory.record(updates, dict.fromkeys(DATA, 1), **STATED)
+    memory.require_model(Snapshot.of(model))
     assert not doubts(memory)
 
 

@@ -52,6 +52,8 @@ def write_memory(path: Path, memory: MemoryContent) -> None:
     }
     if memory.parameters is not None:
         content["parameters"] = list(memory.parameters)
+    if memory.layout is not None:
+        content["layout"] = [[name, list(shape)] for name, shape in memory.layout.shapes]
     if place is not None:
         tensors |= {"start": place.start, "now": place.now}
         tensors |= {"momentum": place.momentum} if place.momentum is not None else {}
@@ -79,7 +81,7 @@ def read_memory(path: Path, client: ClientRule | None = None) -> MemoryContent:
         if chosen is not None and not all(isinstance(name, str) for name in chosen):
             raise ValueError("the names of its parameters are not texts")
         parameters = tuple(chosen) if chosen is not None else None
-        return MemoryContent(recipe, rounds, stretches, _place(found, content), parameters)
+        return MemoryContent(recipe, rounds, stretches, _place(found, content), parameters, _layout(content))
 
 
 def _place(found: TensorFile, content: Mapping[str, Any]) -> Place | None:
@@ -87,6 +89,13 @@ def _place(found: TensorFile, content: Mapping[str, Any]) -> Place | None:
         return None
     start, now, momentum = found.tensors["start"], found.tensors["now"], found.tensors.get("momentum")
     return Place(start, now, momentum, int(content["place"]["first"]), float(content["place"]["travelled"]))
+
+
+def _layout(content: Mapping[str, Any]) -> Layout | None:
+    """Older files have none."""
+    if "layout" not in content:
+        return None
+    return Layout(tuple((str(name), torch.Size(int(size) for size in shape)) for name, shape in content["layout"]))
 
 
 def _first_version(found: TensorFile) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class Onlooker:
         trainings = [training for own in seen for training in own]
         steps = sum(training.steps for training in trainings)
         found = None
-        if steps and not self._recorded:
+        if steps >= participants and not self._recorded:
             rate = sum(float(training.travel) for training in trainings) / steps
             found = Glimpse(tuple(rules), rate, steps, 0 if seen is parts else len(trainings))
         self._known.clear()
