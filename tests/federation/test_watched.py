@@ -272,6 +272,20 @@ class TestSeveralBlocksInARound:
         work = memory.works(None)[0]["ada"]
         assert (work.steps, work.learning_rate) == (3, 0.01)
 
+    @pytest.mark.parametrize("factor", [1.0, 7.0])
+    @pytest.mark.parametrize("sent", [0, 1, 2])
+    def test_of_several_attempts_the_one_counts_that_is_sent(self, sent, factor):
+        memory, updates = Memory(mlp()), []
+        for rate in (0.05, 0.5, 0.002):
+            local = mlp()
+            before = {key: value.clone() for key, value in local.state_dict().items()}
+            optimiser = torch.optim.SGD(local.parameters(), lr=rate)
+            epochs(local, "ada", lambda _, own=optimiser: own, 2, memory)
+            updates.append({key: factor * (value - before[key]) for key, value in local.state_dict().items()})
+        memory.record({"ada": updates[sent]}, {"ada": 1})
+        work = memory.works(None)[0]["ada"]
+        assert (work.steps, work.learning_rate) == (6, (0.05, 0.5, 0.002)[sent])
+
     def test_other_weights_are_refused(self):
         memory, local = Memory(mlp()), mlp()
         epochs(local, "ada", lambda _: torch.optim.SGD(local.parameters(), lr=0.05), 1, memory)

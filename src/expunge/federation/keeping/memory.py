@@ -192,7 +192,7 @@ class Memory:
 
         What is seen goes into the next ``record``; what was stated otherwise, or cannot be followed, is refused there.
         A client may be watched in several blocks, an epoch each: what goes on from the weights that the last one ended
-        with is added to it, and what begins again where the round began takes its place.
+        with is added to it; of several trainings that begin where the round began the one counts that is sent.
 
         Args:
             name: the client's.
@@ -217,15 +217,17 @@ class Memory:
         if self.size not in (None, layout.size):
             raise RequestError("The memory was recorded with another model: its vectors have another length.")
         begin = marks(model, layout)
-        earlier = gone_on_from(name, self._seen.pop(name, None), begin)
+        last = self._seen.pop(name, None)
+        earlier = gone_on_from(name, last, begin)
+        others = () if last is None else (*last.others, *(() if last.is_cut else (last,)))
         with Watch(model=model, begun=None if earlier is None else earlier.optimisers) as watch:
             try:
                 yield
             except BaseException:  # training may go on from what was done
-                cut = block_of(watch, model, layout, begin, earlier, is_cut=True) or earlier
+                cut = block_of(watch, model, layout, begin, earlier, others, is_cut=True) or earlier
                 self._seen |= {} if cut is None else {name: cut}
                 raise
-        block = block_of(watch, model, layout, begin, earlier)
+        block = block_of(watch, model, layout, begin, earlier, others)
         self._layout, self._seen[name] = layout, seen(name, block, self.recipe)
 
     def record(
@@ -255,8 +257,9 @@ class Memory:
         given = by_client(updates, "Updates")
         vectors = {name: flat(name, update, self._layout) for name, update in given.items()}
         stated = Stated(self.recipe, learning_rate, steps, moments, several(altered))
-        notes = {name: block.note for name, block in self._seen.items() if not block.is_cut}
-        if notes and self._layout is not None:
+        watched = self._watched(vectors)
+        if self._layout is not None and any(not block.is_cut for block in self._seen.values()):
+            notes = {name: block.note for name, block in watched.items()}
             stated = agreed(notes, stated, vectors, self._layout, first=not self._kept)
         share = shares(weights, vectors)
         known = {self.size, None if self._place is None else self._place.now.numel()} - {None}
@@ -277,7 +280,7 @@ class Memory:
         peaks = {name: Peak.of(vector) for name, vector in looked_at.items()}
         altered = tuple(name for name in stated.altered if name in vectors)
         kept = replace(kept, pulls=lengths, peaks=peaks, mark=mark, altered=altered, batches=dict(stated.batches))
-        rounds = [*self._kept, self._looked_at(kept, stated.recipe, vectors)]
+        rounds = [*self._kept, self._looked_at(kept, stated.recipe, vectors, watched)]
         place = self._place.moved(self.recipe, mean, plain=plain) if self._place is not None else None
         self._go_on(replace(self._content, recipe=stated.recipe, rounds=rounds, stretches=stretches, place=place))
         self.recipe, self._seen = stated.recipe, {}
@@ -537,13 +540,21 @@ class Memory:
             weights = None if self._place is None else self._place.now
             self._onlooker = Onlooker([shape for _, shape in self._layout.shapes], weights)
 
-    def _looked_at(self, kept: KeptRound, recipe: Recipe, vectors: Mapping[str, Tensor]) -> KeptRound:
+    def _watched(self, vectors: Mapping[str, Tensor]) -> dict[str, Block]:
+        """By participant how it trained what it sends, where it was watched to its end."""
+        blocks = {name: block for name, block in self._seen.items() if name in vectors and not block.is_cut}
+        if self._layout is None:
+            return blocks
+        return {name: block.sent_as(vectors[name], self._layout) for name, block in blocks.items()}
+
+    def _looked_at(
+        self, kept: KeptRound, recipe: Recipe, vectors: Mapping[str, Tensor], watched: Mapping[str, Block]
+    ) -> KeptRound:
         """The round with what was seen of it by chance, where its clients were not watched, or not in all they sent."""
         glimpse = self._onlooker.glimpse(len(kept.shares)) if self._onlooker is not None else None
         if glimpse is None or self._layout is None or kept.plain:
             return kept
         works, told = kept.works(None, None), "is stated"
-        watched = {name: block for name, block in self._seen.items() if name in vectors and not block.is_cut}
         if watched:
             if all(block.explains(vectors[name], self._layout) for name, block in watched.items()):
                 return kept

@@ -58,6 +58,7 @@ class Block:
         end: of those that it ended with.
         optimisers: of the last with block, as long as somebody holds them.
         is_cut: whether it was left by an exception: what follows may go on from it, and nothing is recorded of it.
+        others: what the client had trained before from the same weights, and may have sent instead.
     """
 
     note: Note
@@ -65,6 +66,18 @@ class Block:
     end: Tensor
     optimisers: WeakSet[Optimizer]
     is_cut: bool = False
+    others: tuple[Block, ...] = ()
+
+    def sent_as(self, update: Tensor, layout: Layout) -> Block:
+        """The one of these trainings that led most nearly where the update does, however long it is."""
+        if not self.others:
+            return self
+        own = _marks(layout.unflatten(update).values())[:, 1:].flatten()
+        led = [(block.end - block.begin)[:, 1:].flatten() for block in (self, *self.others)]
+        alike = [
+            float(torch.dot(own, way) / length(way).clamp_min(1e-300)) if way.shape == own.shape else 0.0 for way in led
+        ]
+        return (self, *self.others)[alike.index(max(alike))]
 
     def explains(self, update: Tensor, layout: Layout) -> bool:
         """Whether the client sent what it was watched to train; also not where that was clipped or boosted."""
@@ -129,7 +142,14 @@ def seen(name: str, block: Block | None, recipe: Recipe) -> Block:
 
 
 def block_of(
-    watch: Watch, model: nn.Module, layout: Layout, begin: Tensor, earlier: Block | None, *, is_cut: bool = False
+    watch: Watch,
+    model: nn.Module,
+    layout: Layout,
+    begin: Tensor,
+    earlier: Block | None,
+    instead_of: tuple[Block, ...],
+    *,
+    is_cut: bool = False,
 ) -> Block | None:
     """What was seen in a with block, and before it in the same round where it went on; None where nothing was done.
 
@@ -139,6 +159,7 @@ def block_of(
         layout: of what the federation trains.
         begin: marks of the weights that the block began with.
         earlier: the block that it went on from, if there was one.
+        instead_of: what was trained before from the same weights, if it did not go on from that.
         is_cut: whether it was left by an exception.
     """
     note = watch.note(lambda: _arrays(model, layout))
@@ -146,7 +167,8 @@ def block_of(
         return None
     if earlier is not None:
         begin, note = earlier.begin, earlier.note.followed_by(note)
-    return Block(note, begin, marks(model, layout), watch.optimisers, is_cut)
+    others = earlier.others if earlier is not None else instead_of
+    return Block(note, begin, marks(model, layout), watch.optimisers, is_cut, others)
 
 
 def agreed(
