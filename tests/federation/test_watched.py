@@ -1,5 +1,7 @@
 """A memory that watches clients train needs to be told nothing, and is as one that was told the truth."""
 
+import copy
+import pickle
 import threading
 import warnings
 from contextlib import nullcontext
@@ -166,6 +168,15 @@ def test_a_failure_while_training_leaves_nothing_behind():
     size = sum(parameter.numel() for parameter in local.parameters())
     memory.record({"ada": torch.ones(size)}, {"ada": 1}, learning_rate=0.1, steps=2)
     assert memory.shares == [{"ada": 1.0}]
+
+
+def test_what_was_watched_travels_with_the_memory():
+    memory, local = Memory(mlp()), mlp()
+    with memory.watching("ada", local):
+        update, _ = once(local, "ada", lambda own: torch.optim.SGD(own, lr=0.05, momentum=0.9))
+    for twin in (copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))):
+        twin.record({"ada": update}, {"ada": 1})
+        assert twin.recipe.client == SGD(momentum=0.9)
 
 
 def test_a_rule_of_ones_own_stands_for_whatever_is_seen():

@@ -12,12 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 
 from expunge.core.vectors import Layout, length, named_as
 from expunge.errors import RequestError
@@ -25,7 +23,7 @@ from expunge.federation.keeping.given import number
 from expunge.federation.keeping.rounds import PerClient
 from expunge.federation.training.notes import Note, Rule, written
 from expunge.federation.training.recipe import SGD, ClientRule, Recipe
-from expunge.federation.training.watching import Arrays, Watch
+from expunge.federation.training.watching import Arrays, Optimisers, Watch
 
 ALTERED = (
     "Gradients were changed between backward and step by more than a factor (noise, clipping value by value, signs) at "
@@ -56,7 +54,7 @@ class Block:
         note: how it trained.
         begin: marks of the weights that it began with.
         end: of those that it ended with.
-        optimisers: of the last with block, as long as somebody holds them.
+        optimisers: of the last with block.
         is_cut: whether it was left by an exception: what follows may go on from it, and nothing is recorded of it.
         others: what the client had trained before from the same weights, and may have sent instead.
     """
@@ -64,7 +62,7 @@ class Block:
     note: Note
     begin: Tensor
     end: Tensor
-    optimisers: WeakSet[Optimizer]
+    optimisers: Optimisers
     is_cut: bool = False
     others: tuple[Block, ...] = ()
 

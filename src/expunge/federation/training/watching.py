@@ -76,6 +76,13 @@ class _Trained:
         return low if low == high else sum(each.rates[2] for each in self.steps) / self.count
 
 
+class Optimisers(WeakSet[Optimizer]):
+    """Some optimisers, as long as somebody else holds them; they do not travel to other processes."""
+
+    def __reduce__(self) -> tuple[type[Optimisers], tuple[()]]:
+        return Optimisers, ()
+
+
 class Watch:
     """Looks at the steps of torch's optimisers inside a with block, in this thread or of a model that is known.
 
@@ -153,9 +160,9 @@ class Watch:
         return Note(rule, rate, steps, told, problem, named_apart, kept, unlike, numbers, self._samples / steps)
 
     @property
-    def optimisers(self) -> WeakSet[Optimizer]:
-        """Those that made a step, as long as somebody else holds them."""
-        return WeakSet(steps.optimiser for steps in self._steps.values())
+    def optimisers(self) -> Optimisers:
+        """Those that made a step."""
+        return Optimisers(steps.optimiser for steps in self._steps.values())
 
     def _runs(self, module: nn.Module, inputs: tuple[object, ...]) -> None:
         """A module runs, perhaps for the first step, which no optimiser has announced yet."""
