@@ -827,3 +827,17 @@ class Noisy(nn.Module):
 def test_a_model_that_is_random_in_evaluation_mode_is_refused():
     with pytest.raises(ModelError, match="when it is asked again"):
         forget(Noisy(), DATA, "ada", method="hf-kcu", damping=0.1)
+
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3).double()
+
+    def forward(self, inputs):
+        return self.layer(inputs - inputs.mean(dim=0))
+
+
+def test_a_model_whose_answers_depend_on_the_other_samples_is_refused():
+    with pytest.raises(ModelError, match="when it comes alone"):
+        forget(Centred(), DATA, "ada", method="hf-kcu", damping=0.1)

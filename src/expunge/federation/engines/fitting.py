@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ TRIED = 4
 """So many samples of every client go through the model."""
 
 UNSURE = 0.05
-"""Outputs for the same samples that differ by more than this part of their length are random, not rounded."""
+"""Outputs for a sample that differ by more than this part of what is usual are not rounded alone."""
 
 
 def require_fitting(model: nn.Module, data: LocalData, loss: Loss, forward: Forward | None = None) -> None:
@@ -52,6 +52,9 @@ def _tried(model: nn.Module, batch: Batch, name: str, forward: Forward | None) -
         with _answering(model), torch.no_grad():
             batch = batch.to(next(model.parameters()).device)
             outputs, again = (run(model, batch, forward, tensors=_buffers(model)) for _ in range(2))
+            with suppress(RuntimeError, IndexError, ValueError):  # of one sample, which not every model takes
+                one = run(model, batch.take(torch.zeros(1, dtype=torch.int64)), forward, tensors=_buffers(model))
+                again = torch.cat([one, again[1:]]) if one.shape == again[:1].shape else again
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError, AttributeError) as problem:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         raise DataError(f"The model cannot take the data of client {name!r}: {reason}") from problem
@@ -60,11 +63,17 @@ def _tried(model: nn.Module, batch: Batch, name: str, forward: Forward | None) -
             f"The model gives outputs of shape {tuple(outputs.shape)} for {len(batch)} samples of client {name!r}: "
             "their first dimension must be the samples, which forward= can see to."
         )
-    apart, whole = ((own).double().norm() for own in (outputs - again, outputs))
-    if apart > UNSURE * whole:
+    rows = (outputs - again).double().reshape(len(outputs), -1).norm(dim=1)
+    apart = rows > UNSURE * outputs.double().norm() / len(outputs) ** 0.5
+    if bool(apart[1:].any()):
         raise ModelError(
             "The model answers the same samples otherwise when it is asked again, in evaluation mode: switch off what "
             "is random in it, as in functional.dropout(..., training=self.training)."
+        )
+    if bool(apart[:1].any()):
+        raise ModelError(
+            "The model answers a sample otherwise when it comes alone, in evaluation mode: no statistics of the batch "
+            "may be in what it gives for one sample."
         )
     return outputs
 
