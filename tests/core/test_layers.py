@@ -268,6 +268,27 @@ def test_inputs_that_ask_for_gradients_change_nothing() -> None:
     assert torch.equal(*found)
 
 
+class Attention(nn.Module):
+    """To the bias of a key nothing is due: its gradient is rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.last = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        heard = nn.functional.scaled_dot_product_attention(self.query(inputs), self.key(inputs), self.value(inputs))
+        return self.last(heard.mean(dim=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_is_rounding_alone_takes_no_layer_its_factors(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Attention().to(dtype).eval()
+    batch = labelled(torch.randn(9, 5, 4, generator=seeded()).to(dtype))
+    found = kronecker_factors(model, Snapshot.of(model), batch, CrossEntropy())
+    assert {block.name for block in found.blocks} == {"query", "key", "value", "last"}
+
+
 class Cut(nn.Module):
     """What can be trained runs without gradients."""
 

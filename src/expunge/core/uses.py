@@ -13,9 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from expunge.core.layers import columns_of, is_table, product_shape, rows_of, scale_gradients, scaled_by
+from expunge.core.vectors import length
 
 ALIKE = 0.05
 """Gradients that differ by no more than this part of their length are the same, in half precision, too."""
+
+ROUNDING = 0.01
+"""So much of a layer's whole gradient is rounding in one of its parameters: that of a key's bias is nothing else."""
 
 
 class Uses:
@@ -59,7 +63,11 @@ class Uses:
 
     def explain(self, layer: Any, gradients: Mapping[str, Tensor | None]) -> bool:
         """Whether the gradients of this layer's parameters are those of its calls, or of its partner's, too."""
-        alike = all(_alike(self._found.get(name), gradients[name]) for name in self.of(layer).values())
+        names = self.of(layer).values()
+        lengths = {name: _length(gradients[name]) for name in names}
+        rounding = ROUNDING * sum(lengths.values())
+        apart = {name: _length(_difference(self._found.get(name), gradients[name])) for name in names}
+        alike = all(apart[name] <= ALIKE * lengths[name] + rounding for name in names)
         return alike and layer not in self._strange
 
 
@@ -84,8 +92,9 @@ def _gradients(layer: Any, gradient: Tensor, inputs: Tensor, rows: Tensor | None
     return {"weight": (weight.T if shape.transposed else weight).reshape(layer.weight.shape), "bias": matrix[:, -1]}
 
 
-def _alike(found: Tensor | None, gradient: Tensor | None) -> bool:
-    if found is None or gradient is None:
-        return not any(bool(own.any()) for own in (found, gradient) if own is not None)
-    apart = torch.linalg.vector_norm(found - gradient.to(found), dtype=torch.float64)
-    return bool(apart <= ALIKE * torch.linalg.vector_norm(gradient, dtype=torch.float64))
+def _difference(found: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    return gradient if found is None else found if gradient is None else found - gradient.to(found)
+
+
+def _length(vector: Tensor | None) -> float:
+    return 0.0 if vector is None else float(length(vector.flatten()))
