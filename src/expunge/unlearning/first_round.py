@@ -41,6 +41,9 @@ ASKED = 3
 APART = 1.7
 """Nobody honest was seen to go so many times as far as before, or so many times less far."""
 
+SLIGHT = 0.01
+"""A gradient of less than this part of the largest layer's may be rounding alone, as that of a bias without effect."""
+
 UNSEEN = 3.0
 """The same where the size of their batches was not seen, beside the noise that is allowed for."""
 
@@ -82,6 +85,11 @@ class Begun:
         return self.task.epochs * (self.count if self.task.draw is None else self.task.draw.size)
 
     @property
+    def apart(self) -> float:
+        """From which factor on it is another training."""
+        return APART if self.is_seen else UNSEEN
+
+    @property
     def again(self) -> Train:
         """The same round, in batches of other samples."""
         seed, draw = derived_seed("again", self.task.seed), self.task.draw
@@ -94,9 +102,12 @@ class Begun:
             factor: between this time and then.
             noise: the part of the squared length that comes of batches, where theirs may have had any size.
         """
-        apart = APART if self.is_seen else UNSEEN
         fewer, all_of_them = 1 + noise * (self.task.batch_size - 1), self.task.batch_size / self.count
-        return 1 / (apart * math.sqrt(fewer)) <= factor <= apart / math.sqrt(max(1 - noise, min(all_of_them, 1.0)))
+        return (
+            1 / (self.apart * math.sqrt(fewer))
+            <= factor
+            <= self.apart / math.sqrt(max(1 - noise, min(all_of_them, 1.0)))
+        )
 
     def noise(self, one: Tensor, other: Tensor) -> float:
         """The part of the squared length in which these updates differ; all that Adam divides by may be noise."""
@@ -106,12 +117,18 @@ class Begun:
         return min(float((one - other).double().square().sum()) / (2 * lengths), 1.0) if lengths > 0 else 0.0
 
     def factor(self, reply: Trained) -> float:
-        """How many times as far the client went this time; of Adam's several numbers the one that says most."""
+        """How many times as far the client went this time; of Adam's several numbers the one that says most.
+
+        Single layers of deep networks differ from one training to the next, so one counts where it is far off alone.
+        """
         moved = int(reply.update.count_nonzero())
         recorded = self.peak.height * self.peak.evenness * math.sqrt(moved) * reply.steps / self.work.steps
         found = [float(reply.update.double().norm()) / recorded] if moved else [0.0]
+        felt = SLIGHT * max(self.work.moments, default=0.0)
         pairs = zip(reply.moments, self.work.moments, strict=bool(self.work.moments))
-        found += [again / once for again, once in pairs if once > 0]
+        layers = [again / once for again, once in pairs if once > felt]
+        found += [statistics.median(layers)] if layers else []
+        found += [layer for layer in layers if not self.apart**-2 <= layer <= self.apart**2]
         return max(found, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
 
 

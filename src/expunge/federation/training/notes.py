@@ -103,6 +103,7 @@ class Note:
             found |= {"moments-of": list(self.moments), "moments": [float(each) for each in self.moments.values()]}
         found |= {"apart": list(self.apart)} if self.apart else {}
         found |= {"kept": self.kept, "unlike": self.unlike} if (self.kept, self.unlike) != (1.0, 0.0) else {}
+        found |= {"batch": self.batch} if self.batch > 0 else {}
         return found | ({"problem": self.problem} if self.problem else {})
 
     @classmethod
@@ -119,9 +120,9 @@ class Note:
             rate, steps = _numbers([stamp["learning-rate"], stamp["steps"]])
             own = dict(zip(names, moments, strict=True))
             apart = tuple(str(each) for each in _list(stamp.get("apart", [])))
-            kept, unlike = _numbers([stamp.get("kept", 1.0), stamp.get("unlike", 0.0)])
+            kept, unlike, batch = _numbers([stamp.get("kept", 1.0), stamp.get("unlike", 0.0), stamp.get("batch", 0.0)])
             problem = " ".join(str(stamp.get("problem", "")).split())[:500]
-            return cls(rule, rate, steps, own, problem, apart, kept, unlike)
+            return cls(rule, rate, steps, own, problem, apart, kept, unlike, batch)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RequestError) as unread:
             raise RequestError(
                 f"What site {name!r} says of its training cannot be read: bring site and server to the same version."
