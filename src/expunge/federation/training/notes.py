@@ -122,7 +122,7 @@ class Note:
             apart = tuple(str(each) for each in _list(stamp.get("apart", [])))
             kept, unlike, batch = _numbers([stamp.get("kept", 1.0), stamp.get("unlike", 0.0), stamp.get("batch", 0.0)])
             problem = " ".join(str(stamp.get("problem", "")).split())[:500]
-            return cls(rule, rate, steps, own, problem, apart, kept, unlike, batch)
+            return cls(rule, rate, steps, own, problem, apart, kept, unlike, batch=batch)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RequestError) as unread:
             raise RequestError(
                 f"What site {name!r} says of its training cannot be read: bring site and server to the same version."
