@@ -192,3 +192,12 @@ def test_one_message_mostly_which_is_in_the_bill_and_none_after_a_forget():
     assert outcome.state.model.digest == unchecked.state.model.digest
     outcome.write_to(model)
     assert told(model, outcome.memory, "bob") == []
+
+
+def test_the_one_with_the_least_to_do_is_asked_unless_what_it_sent_was_boosted():
+    for boosts, least in (({}, 48), ({"cyd": 8.0}, 56)):
+        model, memory = trained(boosts=boosts)
+        outcome = forget(model, DATA, "ada", memory=memory)
+        unchecked = forget(model, DATA, "ada", memory=memory.without(()))
+        assert outcome.cost.sample_gradients - unchecked.cost.sample_gradients == 2 * least
+        assert told(model, memory) == []

@@ -36,7 +36,10 @@ from expunge.unlearning.request import Parties
 from expunge.unlearning.retained import BATCH_SIZE
 
 ASKED = 3
-"""At most so many are asked, one after another, the most usual first."""
+"""At most so many are asked, one after another."""
+
+USUAL = 1.5
+"""Whoever went no more than so many times as far a step as the median, or so many times less far, is a usual one."""
 
 APART = 1.7
 """Nobody honest was seen to go so many times as far as before, or so many times less far."""
@@ -134,7 +137,7 @@ class Begun:
 
 @dataclass(frozen=True, eq=False)
 class FirstRound:
-    """Who is asked to train the first round again, the most usual first."""
+    """Who is asked to train the first round again: the usual ones, those with the least to do first."""
 
     clients: dict[str, Begun]
 
@@ -149,14 +152,15 @@ class FirstRound:
         model = state.model.moved(start.to(state.model.parameters))
         size = state.schedule.batch_size if state.schedule is not None else BATCH_SIZE
         here = {
-            name: _begun(name, model, rule, parties.counts[name], size if seen is None else seen, work, peak, seen)
-            for name, (work, peak, seen) in recorded.items()
+            name: _begun(name, model, rule, parties.counts[name], size, own)
+            for name, own in recorded.items()
             if parties.retained.get(name) == ()
         }
         if not here:
             return None
         usual = statistics.median(each.strength for each in here.values())
-        names = sorted(here, key=lambda name: abs(math.log(here[name].strength / usual)))
+        unusual = {name: abs(math.log(each.strength / usual)) for name, each in here.items()}
+        names = sorted(here, key=lambda name: (max(unusual[name], math.log(USUAL)), here[name].samples))
         return cls({name: here[name] for name in names[:ASKED]})
 
     @property
@@ -193,10 +197,17 @@ def _asked(engine: Engine, name: str, each: Begun) -> tuple[float, bool]:
 
 
 def _begun(
-    name: str, model: Snapshot, rule: SGD | Adam, count: int, batch: float, work: Work, peak: Peak, seen: float | None
+    name: str,
+    model: Snapshot,
+    rule: SGD | Adam,
+    count: int,
+    told: int,
+    recorded: tuple[Work, Peak, float | None],
 ) -> Begun:
-    """As many steps as the client made, of about this size: on part of its samples, or in whole epochs on all."""
-    steps, seed, size = max(1, round(work.steps)), derived_seed("first round", name), min(max(1, round(batch)), count)
+    """As many steps as the client made, in batches of its own or of those told: on part of its samples, or all."""
+    work, peak, seen = recorded
+    steps, seed = max(1, round(work.steps)), derived_seed("first round", name)
+    size = min(max(1, round(told if seen is None else seen)), count)
     if steps * size < count:
         task = Train(model, 1, size, work.learning_rate, seed, draw=Draw(steps * size, seed), optimiser=rule)
     else:
