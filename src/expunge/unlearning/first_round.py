@@ -172,8 +172,10 @@ class FirstRound:
 
     def doubts(self, engine: Engine) -> tuple[str, ...]:
         """Ask them, one after another as long as they went otherwise; a sentence where all of them did."""
-        factors = dict[str, float]()
-        for name, each in self.clients.items():
+        if engine.sums_only:  # a client's own update is not to be seen
+            return ()
+        factors, here = dict[str, float](), engine.clients()
+        for name, each in ((name, each) for name, each in self.clients.items() if name in here):
             try:
                 factor, is_as_then = _asked(engine, name, each)
             except NumericalError:  # it diverged
@@ -181,7 +183,7 @@ class FirstRound:
             if is_as_then:
                 return ()
             factors[name] = factor
-        if len({factor > 1 for factor in factors.values()}) > 1:
+        if len({factor > 1 for factor in factors.values()}) != 1:
             return ()
         return (OTHERWISE.format(names=listed(factors), factor=statistics.median(factors.values())),)
 
