@@ -123,9 +123,11 @@ class TestEndToEnd:
         assert {"results.json", "report.html"} <= evidence  # numbers and plots stay, weights and vectors do not
         assert {path.parent for path in run.rglob("*.safetensors")} == {run / "state-2"}
         assert not [file for file in run.rglob("*") if file.is_file() and vector in file.read_bytes()]
-        memory = Memory.load(run / "state-2" / "memory.safetensors").vectors
-        assert set(memory) == {"client-1", "client-2"}
-        torch.testing.assert_close(memory["client-1"], -memory["client-2"], atol=1e-5, rtol=1e-3)
+        memory = Memory.load(run / "state-2" / "memory.safetensors")
+        assert set(memory.vectors) == {"client-1", "client-2"}
+        weights = memory.shares[0]
+        one, other = (memory.vectors[name] / weights[name] for name in ("client-1", "client-2"))
+        torch.testing.assert_close(one, -other, atol=1e-5, rtol=1e-3)
 
         before = tree(run)
         refused(expunge("forget", run, "--client", "client-0"), "there are client-1, client-2")

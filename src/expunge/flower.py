@@ -220,7 +220,8 @@ class _Work:
         self._request, self._state = Request.of(asked["clients"], asked["samples"]), store.load(model)
         remembered = self._state.memory.clients if self._state.memory is not None else tuple(store.book.counts)
         self._parties = self._request.parties(store.book.counts, remembered)  # who trained; it need not be online
-        self._choice = choose(self._state, self._parties, asked["method"], asked["options"])
+        choice = choose(self._state, self._parties, asked["method"], asked["options"])
+        self._choice = choice.with_first_round(self._state, self._parties)
         needed = [name for name in remembered if self._choice.asks_owners or name not in self._parties.leaving]
         engine = FlowerEngine(
             grid,

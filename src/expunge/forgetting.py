@@ -117,6 +117,12 @@ class Choice:
         """Whether clients that stay but are away may be left out."""
         return getattr(self.method.options, "missing", "refuse") == "leave-out"
 
+    def with_first_round(self, state: ServerState, parties: Parties) -> Choice:
+        """The same, where a client that stays trains the first round again besides: of trainings that were told."""
+        told = self.method.needs == "vectors" and isinstance(self.method.options, StepOptions)
+        again = FirstRound.of(state, parties) if told else None
+        return self if again is None else replace(self, checks=(*self.checks, again))
+
     def expected_rounds(self, state: ServerState, parties: Parties) -> int | None:
         """Message rounds at most, for a bar: by the options, and by what is known of the request; None if unknown."""
         allowed: int | None = getattr(self.method.options, "expected_rounds", None)
@@ -182,20 +188,17 @@ def choose(
     if found.needs == "vectors" and state.memory is not None:
         doubts = state.memory.doubts(state.schedule, parties.leaving)
         warnings = (*warnings, *doubts, *state.memory.rounded(state.model))
-    checks = _checks(state, parties, found, loss)
+    choice = Choice(found, warnings, asks)
+    if loss is None:
+        return choice
+    if isinstance(found.options, StepOptions):
+        choice = replace(choice, checks=(Learned(state, parties, loss),)).with_first_round(state, parties)
     if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
         shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}
         krylov = registered("retrace-krylov").configured(shared)
-        return Choice(krylov, (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs."), asks, checks)
-    return Choice(found, warnings, asks, checks)
-
-
-def _checks(state: ServerState, parties: Parties, method: Method, loss: Loss | None) -> tuple[Check, ...]:
-    """What is asked beside the work of a method that looks at those who stay, where their loss is only told."""
-    if loss is None or not isinstance(method.options, StepOptions):
-        return ()
-    again = FirstRound.of(state, parties) if method.needs == "vectors" else None
-    return (Learned(state, parties, loss), *((again,) if again is not None else ()))
+        warnings = (*warnings, f"{loss!r} has no Kronecker factors, so retrace-krylov runs.")
+        return replace(choice, method=krylov, warnings=warnings)
+    return choice
 
 
 @overload

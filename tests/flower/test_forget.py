@@ -73,6 +73,21 @@ def test_a_poisoned_site_that_has_gone_is_forgotten(store):
     assert set(state.memory.clients) == set(STAY)
 
 
+def test_a_loss_that_is_another_one_than_the_sites_say_is_warned_of(store, tmp_path, monkeypatch):
+    """One of those who stay trains the first round again, by the loss that its site gives."""
+
+    def told(folder):
+        outcome = forget(grid(STAY), ATTACKER, store=folder, model=Net())
+        return [warning for warning in outcome.warnings if "Trained again by what is told here" in warning]
+
+    assert told(store) == []
+    plain = task.F.cross_entropy
+    with monkeypatch.context() as patch:
+        patch.setattr(task.F, "cross_entropy", lambda *given: plain(*given) / 5)
+        run(grid(), tmp_path / "other")
+    assert told(tmp_path / "other")
+
+
 def test_nothing_of_the_leaver_is_left_in_the_store(store):
     (old,) = store.glob("state-*")
     run(grid(STAY), store, forget=ATTACKER)
@@ -201,7 +216,8 @@ def test_a_request_that_a_crash_cut_off_is_finished_by_resume(store, tmp_path, d
     new, old = StateStore(store).load(Net()), StateStore(whole).load(Net())
     assert torch.equal(new.model.parameters, old.model.parameters)
     assert torch.equal(new.memory.influence(["hospital-1"]), old.memory.influence(["hospital-1"]))
-    assert len(after.tasks_sent()) == len(STAY) * (undisturbed.cost.rounds - dies_at)
+    alone = 1  # trains the first round again, in the last message round
+    assert len(after.tasks_sent()) == len(STAY) * (undisturbed.cost.rounds - 1 - dies_at) + alone
     (record,) = StateStore(store).book.forgotten
     assert record["cost"]["rounds"] == undisturbed.cost.rounds
     assert not (store / "journal").exists()

@@ -148,7 +148,7 @@ def _choice(
     remembered = state.memory.clients if state.memory is not None else ()
     parties = request.parties(store.book.counts, remembered)
     options = job.federation.completed(chosen["method"], chosen["options"], chosen["seed"])
-    return choose(state, parties, chosen["method"], options), parties
+    return choose(state, parties, chosen["method"], options).with_first_round(state, parties), parties
 
 
 def _needed(choice: Choice, state: ServerState, store: StateStore, parties: Parties) -> list[str]:

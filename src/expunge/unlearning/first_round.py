@@ -54,8 +54,8 @@ OTHERWISE = (
     "Trained again by what is told here, {names} went {factor:.2g} times as far in the first round as they had gone. "
     "So the loss was another one (multiplied, summed over a batch, accumulated without dividing, with a proximal or "
     "another term), or else optimiser, rate, steps or data were, or what was sent was changed (altered=), and the step "
-    "may leave something or take too much. Tell forget the loss as it was trained: l2= beside it, SGD(proximal_mu=...) "
-    "in the recipe, or a function that gives one number a sample."
+    "may leave something or take too much. Tell forget, or a Flower app's Site, the loss as it was trained: l2= beside "
+    "it, SGD(proximal_mu=...) in the recipe, or a function that gives one number a sample."
 )
 
 

@@ -293,11 +293,14 @@ class Memory:
         other._folder, other._is_draft = self._folder, self._folder is not None
         return other
 
-    def bound_to(self, model: Snapshot, momentum: Tensor | None = None) -> Memory:
-        """The same for a model that a forget has made: from here on its rounds are checked, with this momentum."""
-        other = self.copy()
+    def bound_to(self, model: Snapshot, momentum: Tensor | None = None, *, goes_on: bool = False) -> Memory:
+        """The same for a model that a forget has made: from here on its rounds are checked, with this momentum.
+
+        ``goes_on`` says that no forget, but only rounds have made it.
+        """
+        other, origin = self.copy(), self._place.beginning if goes_on and self._place is not None else None
         other._layout = model.layout if model.layout is not None else self._layout
-        other._place = Place.at(model.parameters, len(self._kept), momentum)
+        other._place = Place.at(model.parameters, len(self._kept), momentum, origin)
         other._look_on()
         return other
 
@@ -406,12 +409,12 @@ class Memory:
         of chosen parameters knows nothing of the rest.
         """
         first, place = self._kept[0] if self._kept else None, self._place
-        if first is None or place is None or place.first > 0 or self.parameters is not None:
+        if first is None or place is None or place.beginning is None or self.parameters is not None:
             return None
         works = first.works(None, None) or {}
         sent = {name: peak for name, peak in first.peaks.items() if peak.height > 0 and name not in first.altered}
         known = {name: (works[name], peak, first.batches.get(name)) for name, peak in sent.items() if name in works}
-        return place.start, known
+        return place.beginning, known
 
     def rounded(self, model: Snapshot) -> tuple[str, ...]:
         """A sentence where rounding has lost half of the way that was recorded, in a model that is not refused."""

@@ -57,6 +57,7 @@ def write_memory(path: Path, memory: MemoryContent) -> None:
     if place is not None:
         tensors |= {"start": place.start, "now": place.now}
         tensors |= {"momentum": place.momentum} if place.momentum is not None else {}
+        tensors |= {"origin": place.origin} if place.origin is not None else {}
         content["place"] = {"first": place.first, "travelled": place.travelled}
     write_tensors(path, KIND, VERSION, tensors, content)
 
@@ -88,7 +89,8 @@ def _place(found: TensorFile, content: Mapping[str, Any]) -> Place | None:
     if "place" not in content:
         return None
     start, now, momentum = found.tensors["start"], found.tensors["now"], found.tensors.get("momentum")
-    return Place(start, now, momentum, int(content["place"]["first"]), float(content["place"]["travelled"]))
+    first, travelled = int(content["place"]["first"]), float(content["place"]["travelled"])
+    return Place(start, now, momentum, first, travelled, found.tensors.get("origin"))
 
 
 def _layout(content: Mapping[str, Any]) -> Layout | None:

@@ -32,7 +32,7 @@ from expunge.federation.training.recipe import ClientRule, Recipe
 VERSION = 2
 """Of what stands in the rows; in version 1 a vector was the sum of ``w_u (D_u - D)``."""
 
-_TENSORS = ("start", "now", "momentum")
+_TENSORS = ("start", "now", "momentum", "origin")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +145,10 @@ def _read(rows: Rows, revision: int, client: ClientRule | None) -> MemoryContent
     ]
     place = None
     if facts["place"] is not None:
-        momentum = rows.read("momentum", revision)
-        start, now = (tensor_of(read(name)) for name in ("start", "now"))
-        place = Place(start, now, None if momentum is None else tensor_of(momentum), *facts["place"])
+        found = {name: rows.read(name, revision) for name in _TENSORS}
+        tensors = {name: tensor_of(row) for name, row in found.items() if row is not None}
+        momentum, (first, travelled) = tensors.get("momentum"), facts["place"]
+        place = Place(tensors["start"], tensors["now"], momentum, first, travelled, tensors.get("origin"))
     chosen, shapes, recipe = facts["parameters"], facts["layout"], Recipe.from_dict(facts["recipe"], client)
     parameters = None if chosen is None else tuple(chosen)
     layout = None if shapes is None else Layout(tuple((name, torch.Size(shape)) for name, shape in shapes))

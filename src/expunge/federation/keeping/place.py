@@ -43,6 +43,7 @@ class Place:
         momentum: the server's, where its rule has one.
         first: the number of the first round since then.
         travelled: the summed length of the steps since then.
+        origin: the weights that the record began with, where these are not the start, and nobody has left since.
 
     Example:
         >>> place = Place.at(torch.zeros(2)).moved(Recipe(), torch.ones(2))
@@ -57,12 +58,20 @@ class Place:
     momentum: Tensor | None = None
     first: int = 0
     travelled: float = 0.0
+    origin: Tensor | None = None
 
     @classmethod
-    def at(cls, parameters: Tensor, first: int = 0, momentum: Tensor | None = None) -> Place:
+    def at(
+        cls, parameters: Tensor, first: int = 0, momentum: Tensor | None = None, origin: Tensor | None = None
+    ) -> Place:
         """Nothing was recorded since these weights."""
         own = parameters.detach().to(torch.promote_types(parameters.dtype, torch.float32), copy=True)
-        return cls(own, own, momentum, first)
+        return cls(own, own, momentum, first, origin=origin)
+
+    @property
+    def beginning(self) -> Tensor | None:
+        """The weights that the first round began with, where they are known."""
+        return self.origin if self.first else self.start
 
     def moved(self, recipe: Recipe, mean: Tensor, *, plain: bool = False) -> Place | None:
         """After a round with this mean update; None where the server's rule cannot be followed."""

@@ -307,7 +307,8 @@ class Recorder(Strategy):
             altered=[name for name, own in sent.items() if own.training.altered],
         )
         require_followed(self._name, self._server, before, _mean(sent), snapshot.parameters, len(sent))
-        memory = memory.bound_to(snapshot, memory.server_momentum)  # so that roundings of many rounds do not add up
+        # So that roundings of many rounds do not add up.
+        memory = memory.bound_to(snapshot, memory.server_momentum, goes_on=True)
         counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}
         works = [(own.weight, own.training) for own in sent.values()]
         schedule = scheduled(self._schedule, memory.rounds, works, self._stated)
