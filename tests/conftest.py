@@ -4,8 +4,11 @@ Property tests draw the same examples in every run, and none fails for being slo
 """
 
 import os
+import signal
 import sys
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background: what tests start would, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some virtual machines advertise AMX and kill whoever uses it: said before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
