@@ -40,6 +40,7 @@ from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
 from expunge.unlearning.doubts import doubts, far
 from expunge.unlearning.estimate import FURTHER, LOUD, MANY
 from expunge.unlearning.filters import damped
+from expunge.unlearning.followed import SOON, followed, gradient_samples
 from expunge.unlearning.half_way import FARTHEST, ByProducts, half_way
 from expunge.unlearning.lazily import Lazily
 from expunge.unlearning.one_layer import by_exact_curvature
@@ -67,6 +68,9 @@ Step = Callable[[Apply], Tensor]
 
 HALF_WAY = "half-way"
 """The filter by exact curvature half way, which is tried first."""
+
+FOLLOWED = "followed"
+"""The response followed by gradients, which is tried before it."""
 
 STIFFER = 4.0
 """The gentler step takes those who stay for so many times as fast at correcting."""
@@ -139,24 +143,22 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
         }
         first = cache(partial(pull.left, curvature.apply, spread=spread))  # looked at for its length, then mostly taken
         made |= {"response": lambda: reach * first()} if "response" in made else {}
-        exact, said = _half_way(ready, pull, curvature, options, reach, first)
-        if exact is not None:
-            made = {HALF_WAY: lambda: exact, **made}
-        steps = Lazily(made)
-        expected = Lazily({name: partial(_expected, steps, name, curvature) for name in made})
+        nearer, said = _nearer(ready, pull, curvature, options, reach, first)
+        steps = Lazily({**nearer, **made})
+        expected = Lazily({name: partial(_expected, steps, name, curvature) for name in steps})
         corrects = pull.response is not None and options.may_correct
-        halved = exact is not None and not _is_one_layer(state.model)
-        mended = _corrections(ready, curvature, pull, options, before, long=halved) if corrects else None
+        long = bool(nearer) and not _is_one_layer(state.model)
+        mended = _corrections(ready, curvature, pull, options, before, long=long) if corrects else None
         repairs = mended if mended is not None else lambda _: ready.recovery
         following = ready.following(repairs, may_cost_more=corrects or bool(ready.recovery))
         bounds = Bounds(options.tau, options.lengths, expected)
         taken = take(ready.stay, state.model, steps, bounds, following)
         momentum = _momentum(state, pull, curvature.apply, taken)
-    reach = 1.0 if taken.record["filter"] == HALF_WAY else reach
+    by_products = taken.record["filter"] in (HALF_WAY, FOLLOWED)
+    reach = 1.0 if by_products else reach
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
     details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": stiffness})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    by_products = taken.record["filter"] == HALF_WAY
     doubted = doubts(state.model, curvature, found, by_products=by_products) if outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted, *said))
 
@@ -217,6 +219,22 @@ def _steps(pull: Pull, kind: str, damping: float | None, answer: float = 1.0, sp
     return {name: partial(pull.left, stiffer=stiffer, spread=spread) for name, stiffer in wanted.items()}
 
 
+def _nearer(
+    ready: _Ready,
+    pull: Pull,
+    curvature: KroneckerCurvature,
+    options: RetraceOptions,
+    reach: float,
+    first: Callable[[], Tensor],
+) -> tuple[dict[str, Callable[[], Tensor]], tuple[str, ...]]:
+    """What is tried before the factors' steps: the response followed by gradients, else exact curvature half way."""
+    own = _by_gradients(ready, pull, curvature, options, first)
+    if own is not None:
+        return {FOLLOWED: lambda: own}, ()
+    exact, said = _half_way(ready, pull, curvature, options, reach, first)
+    return ({HALF_WAY: lambda: exact} if exact is not None else {}), said
+
+
 def _half_way(
     ready: _Ready,
     pull: Pull,
@@ -244,6 +262,34 @@ def _half_way(
         return None, (f"Curvature half way was not used, and the step is one by factors alone: {problem}",)
 
 
+def _by_gradients(
+    ready: _Ready, pull: Pull, curvature: KroneckerCurvature, options: RetraceOptions, first: Callable[[], Tensor]
+) -> Tensor | None:
+    """The step that follows the response by gradients, where that can be done and those who stay lose less by it.
+
+    That is asked on samples that did not choose it, beside the factors' own step.
+    """
+    state, response = ready.state, pull.response
+    if response is None or not options.may_look_half_way or has_statistics(state.model) or is_adapted(state):
+        return None
+    if not _has_one_rate(response) or curvature.layers < 2 or curvature.without_factors > MANY:
+        return None
+    if not is_long(state.model, state.model.moved(state.model.parameters - first()), SOON * options.long_step_ratio):
+        return None
+    trained = response.steps * (state.schedule.batch_size if state.schedule is not None else BATCH_SIZE)
+    looking = ready.stay.looking_at(gradient_samples(ready.stay.samples, trained))
+    step = followed(looking, state.model, pull, curvature)
+    if step is None:
+        return None
+    own, others = (ready.stay.losses(state.model, each, (0.0, 1.0)).rises[1] for each in (step, first()))
+    return step if own <= others else None
+
+
+def _has_one_rate(response: Response) -> bool:
+    """Whether clients have one rate, and the server averages."""
+    return not response.recipe.client.adaptive and isinstance(response.recipe.server, FedAvg)
+
+
 def _may_be_halved(
     state: ServerState,
     response: Response,
@@ -255,9 +301,8 @@ def _may_be_halved(
     """Whether a network's step is long, its clients have one rate and the server averages; or it has few factors."""
     if curvature.without_factors > MANY:
         return not is_adapted(state)
-    one_rate = not response.recipe.client.adaptive and isinstance(response.recipe.server, FedAvg)
     # Over tokens the exact curvature along the pull is asked for.
-    if not one_rate or curvature.layers < 2 or curvature.over_tokens:
+    if not _has_one_rate(response) or curvature.layers < 2 or curvature.over_tokens:
         return False
     ended = [state.model.moved(state.model.parameters - times * first()) for times in (reach, 1.0)]
     return is_long(state.model, ended[0], options.long_step_ratio) and not is_long(state.model, ended[1], FARTHEST)

@@ -26,6 +26,7 @@ from expunge.unlearning.estimate import (
     searched,
     small_change,
 )
+from expunge.unlearning.followed import SOON, STRETCHES, gradient_samples
 from expunge.unlearning.half_way import PRODUCTS, samples
 from expunge.unlearning.one_layer import CHECKED, PASSES
 from expunge.unlearning.options import StepOptions
@@ -113,12 +114,17 @@ class RetraceOptions(StepOptions):
         follows = 2 if self.recovery else 6 if self.may_correct else 0  # short round, correction, scales
         twice = self.filter == "auto" and self.tau is not None  # the sharper filter may be tried in vain
         again = follows + (1 if follows and not twice else 0) if searched else 0
-        return 1 + bool(self.coupled) + searched + twice + follows + again + self.half_way_rounds
+        return 1 + bool(self.coupled) + searched + twice + follows + again + self.half_way_rounds + self.followed_rounds
 
     @property
     def half_way_rounds(self) -> int:
         """Of these, those of exact curvature half way: its products, and where it is tried in vain, what follows."""
         return CHECKED + PASSES * PRODUCTS + 7 if self.may_look_half_way else 0
+
+    @property
+    def followed_rounds(self) -> int:
+        """Of these, those that follow the response by gradients, and ask who stays whether that was better."""
+        return STRETCHES + 2 if self.may_look_half_way else 0
 
     @property
     def may_look_half_way(self) -> bool:
@@ -178,6 +184,8 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     sharper = size.asked and options.filter == "auto" and options.coupled == "auto" and options.may_correct
     replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     long = replay or (1 + FURTHER) * size.pull > options.long_step_ratio
+    soon = replay or size.pull > SOON * options.long_step_ratio
+    follows_it = options.may_look_half_way and size.half_way and not size.one_layer and soon
     halved = options.may_look_half_way and (size.always or (size.half_way and long))
     asked = CHECKED + PASSES * PRODUCTS if size.one_layer else PRODUCTS
     tries = 2 + sharper + halved if options.tau is not None else 1
@@ -201,10 +209,16 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
         messages -= options.half_way_rounds - (asked + 7)
     elif options.may_look_half_way:
         messages -= options.half_way_rounds
+    messages -= 0 if follows_it else options.followed_rounds
+    if follows_it:
+        looked = gradient_samples(options.samples(size.samples), math.inf)
+        work += STRETCHES * (size.samples if looked is None else looked + size.clients)
+        work += 4 * FORWARD_COST * looked_at(options, size)
     messages += 7 if sharper else 0  # a filter more in vain: one length of it, and what follows
     sent = 1 + measured + products + 2 * tries + 2 * tries * follows + 2 * renewed + (rows + asked if halved else 0)
-    down = sent * size.vector + small_change(messages)
-    back = measured + products + tries * follows + renewed + rows
+    gradients = STRETCHES if follows_it else 0
+    down = (sent + gradients + 2 * 2 * bool(gradients)) * size.vector + small_change(messages)
+    back = measured + products + tries * follows + renewed + rows + gradients
     up = size.factors + back * size.vector + small_change(messages)
     return _with_replay(Estimate(messages, down * size.clients, up * size.clients, work), size, replay)
 
