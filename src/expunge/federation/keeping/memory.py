@@ -45,7 +45,17 @@ from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls
 from expunge.federation.keeping.rounds import KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
 from expunge.federation.keeping.unmoved import moved, refitted
-from expunge.federation.keeping.watched import ALTERED, Block, Stated, agreed, block_of, gone_on_from, marks, seen
+from expunge.federation.keeping.watched import (
+    ALTERED,
+    Block,
+    Stated,
+    agreed,
+    as_sent,
+    block_of,
+    gone_on_from,
+    marks,
+    seen,
+)
 from expunge.federation.training.onlooker import Onlooker, misstated
 from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import (
@@ -261,6 +271,7 @@ class Memory:
         if self._layout is not None and any(not block.is_cut for block in self._seen.values()):
             notes = {name: block.note for name, block in watched.items()}
             stated = agreed(notes, stated, vectors, self._layout, first=not self._kept)
+            stated = as_sent(stated, watched, vectors, self._layout)
         share = shares(weights, vectors)
         known = {self.size, None if self._place is None else self._place.now.numel()} - {None}
         if len({vector.numel() for vector in vectors.values()} | known) > 1:
@@ -564,7 +575,8 @@ class Memory:
             told = "is what was watched"  # with the rates of its optimisers: clipping is not theirs
             works = {n: Work(kept.shares[n], own.note.learning_rate, own.note.steps) for n, own in watched.items()}
         unlike = glimpse.unlike(recipe.client, works, told)
-        if unlike is not None and self._kept and self._kept[-1].misstated is not None:
+        strange = [each.misstated is not None for each in self._kept[-2:]]
+        if unlike is not None and strange in ([True], [False, True]):  # said once, not in every round
             warnings.warn(misstated(unlike, len(self._kept)), stacklevel=3)
         return replace(kept, misstated=unlike, glimpse=glimpse if works is None else None)
 
