@@ -841,3 +841,44 @@ class Centred(nn.Module):
 def test_a_model_whose_answers_depend_on_the_other_samples_is_refused():
     with pytest.raises(ModelError, match="when it comes alone"):
         forget(Centred(), DATA, "ada", method="hf-kcu", damping=0.1)
+
+
+class TestLossesWithoutFactors:
+    """A function of outputs and targets: Krylov products, by the training's own response."""
+
+    @staticmethod
+    def forgotten(loss, **more):
+        model, memory = trained()
+        here = {name: own for name, own in DATA.items() if name != "ada"}
+        return forget(model, here, "ada", memory=memory, loss=loss, **SCHEDULE, **more)
+
+    @staticmethod
+    def smooth(outputs, labels):
+        return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    @staticmethod
+    def hinge(outputs, labels):
+        return (1 + outputs - outputs.gather(1, labels[:, None])).clamp(min=0).sum(dim=1)
+
+    def test_the_response_is_followed_unless_a_damping_is_given(self):
+        found = self.forgotten(self.smooth)
+        assert (found.method, found.details["steps"][0]["filter"]) == ("retrace-krylov", "response")
+        assert sum("'smooth' has no Kronecker factors" in each for each in found.warnings) == 1
+        assert self.forgotten(self.smooth, damping=0.5).details["steps"][0]["filter"] == "damped"
+
+    @pytest.mark.parametrize(("loss", "said"), [("smooth", 0), ("hinge", 1)])
+    def test_a_loss_without_curvature_is_said(self, loss, said):
+        found = self.forgotten(getattr(self, loss), tau=None)
+        assert sum("has no curvature where the model is" in each for each in found.warnings) == said
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"), [(({"ada": 9, "bob": 1},), 1), (({"ada": 1}, {"bob": 1}), 1), (({"ada": 2, "bob": 1},), 0)]
+)
+def test_leavers_who_made_most_of_the_model_are_warned_of(rounds, said):
+    model = mlp()
+    memory = Memory(model)
+    for weights in rounds:
+        memory.record({name: 0.01 * torch.ones(memory.place.now.numel()) for name in weights}, weights)
+    assert sum("had" in each and "of the weight in the rounds" in each for each in memory.doubts(None, ["ada"])) == said
+    assert not any("of the weight in the rounds" in each for each in memory.doubts(None, []))

@@ -170,6 +170,13 @@ def test_a_function_that_is_no_sum_over_samples_is_refused_by_name() -> None:
         PerSample(contrastive).sampled_gradients(outputs, targets, chance())
 
 
+def test_a_loss_that_torch_differentiates_only_once_is_refused_by_name() -> None:
+    loss, outputs = as_loss(nn.MultiMarginLoss()), torch.randn(4, 3, generator=chance())
+    with pytest.raises(RequestError, match="'MultiMarginLoss' cannot be differentiated twice"):
+        loss.output_hessian_product(outputs, torch.tensor([0, 1, 2, 0]), torch.ones(4, 3))
+    assert as_loss(nn.HuberLoss()).name == "'HuberLoss'"
+
+
 @pytest.mark.parametrize("kind", [nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss])
 def test_torchs_other_losses_have_their_own_scale(kind: type[nn.Module]) -> None:
     outputs, targets = torch.randn(4, 3, generator=chance()), torch.ones(4, 3)

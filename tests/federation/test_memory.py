@@ -513,8 +513,9 @@ class TestTogetherAndOneAfterAnother:
         with pytest.raises(RequestError, match=r"a, b were never in a round with others.*retrain"):
             memory.influence(["a", "b"])
         torch.testing.assert_close(memory.influence(["a"]), (one["a"] - one["b"] + two["a"] - two["b"]) / 2)
-        (doubt,) = memory.without(["a"]).doubts(None, ("b",))  # b's own way was never seen apart
+        doubt, heavy = memory.without(["a"]).doubts(None, ("b",))  # b's own way was never seen apart
         assert "of the pull of b is not known" in doubt
+        assert "b had 100% of the weight" in heavy
 
     def test_a_round_in_which_the_leaver_counted_nothing_stays_as_it_is(self):
         (first, second), weights = updates_of("abc", 2, seed=0), {"a": 1, "b": 2, "c": 3}

@@ -207,7 +207,11 @@ def two_rates(model):
     [
         (carried, "carries the state of its Adam from one round to the next", 0.1),
         (remade, "begins anew with SGD with momentum within a round", 0.1),
-        (cycled, "trains with several rules, learning rates or numbers of steps in one round", None),
+        (
+            cycled,
+            "trains with several rules, learning rates or numbers of steps in one round (an optimiser's settings",
+            None,
+        ),
         (other_decay, "trains with several rules", 0.1),
         (two_rates, "trains with several rules", (16 * 0.1 + 15 * 0.4) / 31),
         (lambda m: lambda: steps(m, torch.optim.RMSprop(m.parameters(), lr=0.1)), "trains with RMSprop, whose", 0.1),

@@ -140,7 +140,8 @@ def test_wrong_weights_a_median_and_further_training_are_told_as_what_they_may_b
     lie = SimpleNamespace(record=lambda updates, _, **how: wrong.record(updates, weights, **how))
     TRUE.goes_on(TRUE.start(), lie, ROUNDS)
     with pytest.raises(
-        RequestError, match=r"less of 'cyd' in it than was recorded.*weights.*It lies \d+% of their way from"
+        RequestError,
+        match=r"less of 'cyd' in it than was recorded.*weights.*its rule is not FedAvg.*It lies \d+% of their way from",
     ):
         forget(model, wrong)
     weights["cyd"] = 2

@@ -278,6 +278,29 @@ def test_a_far_step_of_a_model_with_more_than_a_layer_is_warned_of():
         assert any("as long as the model itself" in own for own in outcome.warnings) is (share < 1)
 
 
+@pytest.mark.parametrize(("training", "said"), [("momentum", False), ("Adam", True)])
+def test_squared_errors_under_adam_are_warned_of(training, said):
+    """Factors are exact where clients have one rate, and Adam's differ from weight to weight."""
+    start, loss, data = nn.Linear(9, 1), nn.MSELoss(), hospitals(1)
+    memory, rest = expunge.Memory(start), {name: own for name, own in data.items() if name != "ada"}
+    model = run(start, data, training, loss, memory)
+    outcome = expunge.forget(model, rest, leaving="ada", memory=memory, batch_size=16, loss=loss)
+    assert outcome.succeeded
+    assert outcome.details["steps"][0]["filter"] == "response"
+    assert any("rates differ from weight to weight" in own for own in outcome.warnings) is said
+
+
+def test_a_far_step_is_warned_of_under_adam_even_where_the_loss_is_a_squared_error(monkeypatch):
+    monkeypatch.setattr("expunge.unlearning.doubts.FAR", 0.001)
+    start, loss, data = nn.Linear(9, 1), nn.MSELoss(), hospitals(1)
+    rest = {name: own for name, own in data.items() if name != "ada"}
+    for training, said in (("momentum", False), ("Adam", True)):
+        memory = expunge.Memory(start)
+        model = run(start, data, training, loss, memory)
+        outcome = expunge.forget(model, rest, leaving="ada", memory=memory, batch_size=16, loss=loss)
+        assert any("as long as the model itself" in own for own in outcome.warnings) is said
+
+
 def test_binary_cross_entropy_through_the_engine():
     data = {name: (inputs, (labels == 0).double()[:, None]) for name, (inputs, labels) in DATA.items()}
     engine, state = trained(lambda: seeded(nn.Linear(3, 1)), BinaryCrossEntropy(), data)

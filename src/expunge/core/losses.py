@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -78,6 +79,11 @@ class PerSample:
 
     __repr__ = brief
 
+    @property
+    def name(self) -> str:
+        """Of its function, for a sentence; of torch's loss module, where it was read from one."""
+        return _name(self.function)
+
     def per_sample(self, outputs: Tensor, targets: Any) -> Tensor:
         """Losses of the samples, without the L2 term."""
         found = self.function(outputs, targets)
@@ -100,7 +106,15 @@ class PerSample:
             (gradient,) = torch.autograd.grad(self.per_sample(leaf, targets).sum(), leaf, create_graph=True)
             if not gradient.requires_grad:
                 return torch.zeros_like(vectors)
-            (product,) = torch.autograd.grad(gradient, leaf, vectors, materialize_grads=True)
+            try:
+                (product,) = torch.autograd.grad(gradient, leaf, vectors, materialize_grads=True)
+            except RuntimeError as problem:
+                if "not implemented" not in str(problem):
+                    raise
+                raise RequestError(
+                    f"The loss {self.name} cannot be differentiated twice in torch ({problem}): give a function that "
+                    "tells one number a sample in other operations, such as a hinge by clamp(min=0)."
+                ) from problem
         return product
 
     def sampled_gradients(self, outputs: Tensor, targets: Any, generator: torch.Generator) -> Tensor:
@@ -127,6 +141,8 @@ class PerSample:
 
 
 def _name(function: Any) -> str:
+    if isinstance(function, partial) and function.args:  # one of torch's modules, as torch_losses.py reads it
+        function = function.args[0]
     return repr(getattr(function, "__name__", None) or type(function).__name__)
 
 

@@ -36,8 +36,25 @@ DIAGONAL = (
 )
 
 
+RATES = (
+    "Adam's rates differ from weight to weight, and one for all is known: in a model of one layer with squared errors "
+    "half of the way to retraining was left where that was measured. Audit the model, or retrain, which is quick here."
+)
+
+FLAT = (
+    "The loss has no curvature where the model is, as a hinge or absolute errors have none, so what those who stay "
+    "made of the pull is not known. All of it was taken for left, which can end worse than doing nothing: audit the "
+    "model, or retrain."
+)
+
+
 def doubts(
-    model: Snapshot, curvature: KroneckerCurvature, answer: Answer | None, *, by_products: bool = False
+    model: Snapshot,
+    curvature: KroneckerCurvature,
+    answer: Answer | None,
+    *,
+    by_products: bool = False,
+    adaptive: bool = False,
 ) -> tuple[str, ...]:
     """Of the model and of how those who stay answer.
 
@@ -46,12 +63,14 @@ def doubts(
         curvature: of those who stay.
         answer: how many times that they have, as they were asked or as an exact product says; None if neither.
         by_products: whether the step is one by exact curvature half way.
+        adaptive: whether it is a model of one layer that was trained by Adam.
     """
     told = {
         DIAGONAL.format(names=listed(curvature.unfactored)): curvature.without_factors > MANY and not by_products,
         ALONE: curvature.over_tokens and answer is None,
         ADAPTERS: model.layout is not None and model.layout.has_adapters,
         BEYOND: answer is not None and answer.beyond,
+        RATES: adaptive and not by_products,
     }
     return tuple(sentence for sentence, holds in told.items() if holds)
 

@@ -36,7 +36,7 @@ FALLEN = 0.1
 UNLEARNT = (
     "The model predicts the data of those who stay no better than {what} (a mean loss of {now:.3g}, {then:.3g} there): "
     "look whether labels have the order that they had in the training, and inputs its scale and normalisation, unless "
-    "the training itself has failed."
+    "the training itself has failed, or those who leave outweigh the others and taught it otherwise."
 )
 
 

@@ -33,11 +33,11 @@ from expunge.core.vectors import Snapshot
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.engines.engine import Cost, Engine, measured
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.training.recipe import Adam, FedAvg, Measured
+from expunge.federation.training.recipe import SGD, Adam, FedAvg, Measured
 from expunge.federation.training.response import Response
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
-from expunge.unlearning.doubts import doubts, far
+from expunge.unlearning.doubts import FLAT, doubts, far
 from expunge.unlearning.estimate import FURTHER, LOUD, MANY
 from expunge.unlearning.filters import damped
 from expunge.unlearning.followed import SOON, followed, gradient_samples
@@ -110,7 +110,9 @@ class _Ready:
         left = taken.memory.bound_to(taken.model, momentum) if taken.memory is not None else None
         warnings = (*away_warnings(self.state, self.parties), *shortened(taken, tau))
         warnings += memory_warnings(self.parties, left)
-        is_exact = _is_one_layer(self.state.model) and taken.record["filter"] != HALF_WAY  # of a squared error
+        # Of a squared error, where clients have one rate: Adam's differ from weight to weight.
+        one_rate = isinstance(self.state.trained_by.client, SGD)
+        is_exact = one_rate and _is_one_layer(self.state.model) and taken.record["filter"] != HALF_WAY
         warnings += () if is_exact else far(self.state.model, taken)
         return Outcome("retrace", self.state.moved(taken.model, left), cost, details=told, warnings=warnings)
 
@@ -159,7 +161,9 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     details = {"source": pull.source, "solver": "kronecker", "damping": _cut_off(pull, options), "reach": reach}
     details |= {"layers": curvature.layers, **({} if found is None else {"stiffness": stiffness})}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    doubted = doubts(state.model, curvature, found, by_products=by_products) if outcome.succeeded else ()
+    adaptive = isinstance(state.trained_by.client, Adam) and _is_one_layer(state.model)
+    doubted = doubts(state.model, curvature, found, by_products=by_products, adaptive=adaptive)
+    doubted = doubted if outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted, *said))
 
 
@@ -173,7 +177,12 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     ready, solves = _ready(engine, state, request, options), dict[str, Any]()
     with measured(engine) as cost:
         pull = ready.pull(engine)
-        product = ready.stay.product(state.model)
+        felt, ask = list[bool](), ready.stay.product(state.model)
+
+        def product(vectors: Tensor) -> Tensor:
+            found = ask(vectors)
+            felt.append(bool(found.any()))
+            return found
 
         def apply(function: Filter, vectors: Tensor) -> Tensor:
             return ByProducts.of(product, vectors, options.iterations).apply(function, vectors)
@@ -191,7 +200,8 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         momentum = _momentum(state, pull, apply, taken)
     details = {"source": pull.source, "solver": "krylov", "damping": _cut_off(pull, options), "solves": solves}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    return replace(outcome, warnings=(*outcome.warnings, *pull.notes))
+    flat = (FLAT,) if felt and not any(felt) and outcome.succeeded else ()
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *flat))
 
 
 def _is_one_layer(model: Snapshot) -> bool:

@@ -155,9 +155,10 @@ class Place:
             )
             return (
                 f"there is {'more' if likeness > 0 else 'less'} of {name!r} in it than was recorded. "
-                f"{'The' if likeness > 0 else gone} weights are not those that the server averages by, or it takes no "
-                "weighted mean (but a median, say, or a trimmed mean): record its weights, and train by a mean, whose "
-                "parts can be told apart."
+                f"{'The' if likeness > 0 else gone} weights are not those that the server averages by, its rule is "
+                f"not {recipe.server.name} as stated (Memory(model, Recipe(server=FedAvgM(...)))), or it takes no "
+                "weighted mean (but a median, say, or a trimmed mean): record its weights, state its rule, and train "
+                "by a mean, whose parts can be told apart."
             )
         if along > ALIKE:
             return (

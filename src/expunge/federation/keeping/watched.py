@@ -27,9 +27,17 @@ from expunge.federation.training.watching import Arrays, Optimisers, Watch
 
 ALTERED = (
     "Gradients were changed between backward and step by more than a factor (noise, clipping value by value, signs) at "
-    "{names}. Clients are taken to answer by as much as is left of their gradients, which is a guess: audit the model."
+    "{names}. Clients are taken to answer by as much as is left of their gradients, which is a guess: audit the model. "
+    "Under control variates (SCAFFOLD) a client's pull comes with what the others send, and most of it stays: retrain."
 )
 """What a forget says where clients train so."""
+
+PIECES = 64
+"""A parameter's weights are known again by the sums of so many pieces."""
+
+SURE, SAME, LEAST = 3.0, 0.01, 0.01
+"""A client is taken to have sent less than it trained where the difference is so many times what would be by chance,
+and more than so much; and to have sent at least such a part."""
 
 INSTEAD = "let it be measured, Memory(model, Recipe(Measured(train))), or describe its recursion"
 
@@ -76,6 +84,21 @@ class Block:
             float(torch.dot(own, way) / length(way).clamp_min(1e-300)) if way.shape == own.shape else 0.0 for way in led
         ]
         return (self, *self.others)[alike.index(max(alike))]
+
+    def part_sent(self, update: Tensor, layout: Layout) -> float:
+        """How much the client sent of what it trained, along that: below 1 where it was clipped or compressed.
+
+        1 where the two do not differ by more than noise, which may have been added; and where it was boosted, since
+        whoever stays could claim any rate by that.
+        """
+        own = _marks(layout.unflatten(update).values())[:, 1:].flatten()
+        led = (self.end - self.begin)[:, 1:].flatten()
+        far = float(length(led))
+        if led.shape != own.shape or not far > 0:
+            return 1.0
+        factor = float(torch.dot(own, led)) / far**2
+        chance = float(length(own - factor * led)) / (far * math.sqrt(int(led.count_nonzero())))
+        return max(factor, LEAST) if factor < 1 - max(SURE * chance, SAME) else 1.0
 
     def explains(self, update: Tensor, layout: Layout) -> bool:
         """Whether the client sent what it was watched to train; also not where that was clipped or boosted."""
@@ -205,6 +228,16 @@ def agreed(
     return Stated(recipe, rates, steps, moments, altered, batches)
 
 
+def as_sent(stated: Stated, blocks: Mapping[str, Block], updates: Mapping[str, Tensor], layout: Layout) -> Stated:
+    """The round with rates that count by as much as was sent of what was trained.
+
+    Who clips what it sends answers a displaced model by as much less.
+    """
+    rates = dict(stated.learning_rate) if isinstance(stated.learning_rate, Mapping) else {}
+    parts = {name: blocks[name].part_sent(updates[name], layout) for name in rates}
+    return replace(stated, learning_rate={name: rate * parts[name] for name, rate in rates.items()})
+
+
 def _is_read(rule: ClientRule) -> bool:
     """Whether it is a rule that can be read from torch's optimisers."""
     return isinstance(rule, Rule)
@@ -225,8 +258,9 @@ def _arrays(model: nn.Module, layout: Layout) -> Arrays:
 def _marks(parts: Iterable[Tensor]) -> Tensor:
     found = []
     for part in parts:
-        halves = torch.tensor_split(part.reshape(-1), 2)
-        found.append(torch.stack([length(part), *(half.sum(dtype=torch.float64) for half in halves)]))
+        flat = part.reshape(-1)
+        pieces = nn.functional.pad(flat, (0, -flat.numel() % PIECES)).view(PIECES, -1)
+        found.append(torch.cat([length(part).double().reshape(1), pieces.sum(dim=1, dtype=torch.float64)]))
     return torch.stack([each.to(found[0].device) for each in found]).cpu()
 
 

@@ -40,6 +40,10 @@ RECORDED = (
 )
 
 
+CYCLED = " (an optimiser's settings change from step to step; of OneCycleLR, cycle_momentum=False leaves them)"
+"""Behind the problem where one optimiser changes more than its rate."""
+
+
 @dataclass
 class _Steps:
     """Steps in which the same parameters of one optimiser had a gradient."""
@@ -245,7 +249,7 @@ class Watch:
         ways = {(each.rate, each.count) for each in trained}
         changing = any(len(steps.rules) > 1 for each in trained for steps in each.steps)
         if len({replace(rule, weight_decay=0.0) for rule in rules}) > 1 or len(ways) > 1 or changing:
-            return None, SEVERAL
+            return None, SEVERAL + (CYCLED if changing and len(ways) == 1 else "")
         rule = next(iter(rules))
         optimisers = [{id(steps.optimiser) for steps in each.steps} for each in trained]
         if isinstance(rule, Adam) or rule.momentum > 0:
