@@ -25,10 +25,12 @@ from expunge.federation.engines.client import Client
 from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.flower.app import unlearnable, unlearning_mod
 from expunge.federation.engines.flower.engine import FlowerEngine
+from expunge.federation.engines.flower.mail import listed
 from expunge.federation.engines.flower.recorder import Recorder
 from expunge.federation.engines.flower.site import Site, pairs
 from expunge.federation.engines.local_data import Collate, Data, LocalData
 from expunge.federation.keeping.journal import Journal, JournaledEngine
+from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
 from expunge.federation.training.recipe import SGD, Adam, AdamW
@@ -61,6 +63,11 @@ __all__ = [
     "unlearning_mod",
     "work",
 ]
+
+STILL = (
+    "No site has trained {names}, and a forget moves what is trainable: audit the model, and before the next training "
+    "set requires_grad=False on it in the models of Recorder and Site."
+)
 
 _log = logging.getLogger("flwr")  # what a ServerApp writes there is shown by `flwr run --stream`
 
@@ -221,7 +228,9 @@ class _Work:
         remembered = self._state.memory.clients if self._state.memory is not None else tuple(store.book.counts)
         self._parties = self._request.parties(store.book.counts, remembered)  # who trained; it need not be online
         choice = choose(self._state, self._parties, asked["method"], asked["options"])
-        self._choice = choice.with_first_round(self._state, self._parties)
+        self._choice = choice.with_first_round(self._state, self._parties).doubting(
+            (*store.book.doubts, *_still(self._state))
+        )
         needed = [name for name in remembered if self._choice.asks_owners or name not in self._parties.leaving]
         engine = FlowerEngine(
             grid,
@@ -262,6 +271,14 @@ class _Work:
         outcome = dataclasses.replace(outcome, warnings=(*outcome.warnings, *self._warnings))
         _finish(store, self._request, self._parties.leaving, outcome, self._model)
         return outcome
+
+
+def _still(state: ServerState) -> tuple[str, ...]:
+    """A sentence where a part of the model was never trained, though it could have been."""
+    memory, layout = state.memory, state.model.layers()
+    moved = layout if memory is None else memory.moved(state.model)
+    still = sorted({name for name, _ in layout.shapes} - {name for name, _ in moved.shapes})
+    return (STILL.format(names=listed(still)),) if still else ()
 
 
 def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outcome: Outcome, model: nn.Module) -> None:

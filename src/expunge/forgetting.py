@@ -123,6 +123,10 @@ class Choice:
         again = FirstRound.of(state, parties) if told else None
         return self if again is None else replace(self, checks=(*self.checks, again))
 
+    def doubting(self, sentences: Sequence[str]) -> Choice:
+        """The same, with these among its warnings."""
+        return replace(self, warnings=(*self.warnings, *sentences))
+
     def expected_rounds(self, state: ServerState, parties: Parties) -> int | None:
         """Message rounds at most, for a bar: by the options, and by what is known of the request; None if unknown."""
         allowed: int | None = getattr(self.method.options, "expected_rounds", None)

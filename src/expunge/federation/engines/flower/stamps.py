@@ -5,3 +5,9 @@ STAMP = "expunge"
 
 PROBLEM = "cannot-help"
 """In the stamp of a site that could not do a task later: why."""
+
+OWN = "own-parts"
+"""In the stamp: the parts of a site's model that it trains for itself."""
+
+STRANGE = "strange-parts"
+"""In the stamp: the parts of a site's model that have other values there than where it trains."""
