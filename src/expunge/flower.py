@@ -228,9 +228,8 @@ class _Work:
         remembered = self._state.memory.clients if self._state.memory is not None else tuple(store.book.counts)
         self._parties = self._request.parties(store.book.counts, remembered)  # who trained; it need not be online
         choice = choose(self._state, self._parties, asked["method"], asked["options"])
-        self._choice = choice.with_first_round(self._state, self._parties).doubting(
-            (*store.book.doubts, *_still(self._state))
-        )
+        asking = choice.with_learned(self._state, self._parties).with_first_round(self._state, self._parties)
+        self._choice = asking.doubting((*store.book.doubts, *_still(self._state)))
         needed = [name for name in remembered if self._choice.asks_owners or name not in self._parties.leaving]
         engine = FlowerEngine(
             grid,

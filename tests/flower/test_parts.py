@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 
 import pytest
@@ -11,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from expunge.errors import ModelError
+from expunge.errors import ModelError, RequestError
 from expunge.federation.keeping.state_store import StateStore
 from expunge.flower import Recorder, Site, forget, unlearnable
 from flower.example import EXAMPLE, TrainingGrid
@@ -153,6 +154,50 @@ def test_arrays_of_a_part_without_a_word_are_refused_with_the_way_out(tmp_path):
 
     with pytest.raises(ModelError, match=r"'2.weight' among them. What stays at the sites needs requires_grad=False"):
         trained(tmp_path / "store", network, site, is_body, keeps=True)
+
+
+def test_a_site_with_more_to_train_than_the_recorder_knows_is_refused_in_the_first_round(tmp_path):
+    def site(name, context):
+        return Site(name, network(), samples(name))
+
+    sentence = r"The model of Site\('ada'\) has 44 trainable parameters where the Recorder's has 30: give both the same"
+    with pytest.raises(RequestError, match=sentence):
+        trained(tmp_path / "store", body, site)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("where", ["inputs", "order", "grown"])
+def test_samples_that_are_others_in_every_round_are_told(tmp_path, caplog, where):
+    """Random transforms, or a split without a seed; one that grows at its end is as it was."""
+    asked = itertools.count()
+
+    def site(name, context):
+        inputs, labels = samples(name)
+        turn = next(asked) if name == "bob" else 0
+        if where == "inputs":
+            inputs = inputs + turn
+        elif where == "order":
+            inputs, labels = inputs.roll(turn, 0), labels.roll(turn)
+        else:
+            inputs, labels = inputs[: 20 + turn], labels[: 20 + turn]
+        return Site(name, network(), (inputs, labels))
+
+    grid = trained(tmp_path / "store", network, site)
+    told = [sentence for sentence in said(caplog) if "Site 'bob' has other samples under the same numbers" in sentence]
+    assert len(told) == (where != "grown")
+    outcome = forget(grid, "cyd", store=tmp_path / "store", model=network())
+    assert any("has other samples under the same" in warning for warning in outcome.warnings) == (where != "grown")
+
+
+@pytest.mark.parametrize(("shift", "warned"), [(0, False), (1, True)])
+def test_labels_that_are_not_those_of_the_training_are_told_with_a_forget(tmp_path, shift, warned):
+    def site(name, context):
+        inputs, labels = samples(name)
+        return Site(name, network(), (inputs, (labels + shift) % 2))
+
+    grid = trained(tmp_path / "store", network, site)
+    outcome = forget(grid, "bob", store=tmp_path / "store", model=network())
+    assert any("no better than the weights that the training began" in own for own in outcome.warnings) == warned
 
 
 def test_the_docs_site_with_its_own_head_is_believed(tmp_path):

@@ -49,6 +49,12 @@ PARTS = {
 }
 """What is said of such parts of a ``Contribution``."""
 
+REDRAWN = (
+    "Site {name} has other samples under the same numbers than in an earlier round, so that samples={{...}} would "
+    "forget others than are meant: give Site its data without random transforms, in a fixed order, split with a seed."
+)
+"""What is said of a site with other first samples than before."""
+
 
 class Recorder(Strategy):
     """Wraps a strategy that averages; model, vectors and how the sites trained are in a folder after each round.
@@ -103,6 +109,7 @@ class Recorder(Strategy):
         self._planned: int | None = None
         self._before = Snapshot(self._now, {}, self._names.layout)
         self._begun, self._warned, self._doubts = False, set[str](), self._store.book.doubts
+        self._marks: dict[str, str] = {}
         if self._store.exists:
             self._go_on()
 
@@ -300,15 +307,21 @@ class Recorder(Strategy):
         return known if known is not None else Recipe(first if first is not None else Recipe().client, self._server)
 
     def _warn_of_parts(self, sent: Mapping[str, Contribution]) -> None:
-        """Say once a run what is wrong with parts of the model; every forget says it again."""
+        """What is wrong with parts of the model, or with samples that are others in every round."""
         for what, sentence in PARTS.items():
             name, names = next(((name, found) for name, own in sent.items() if (found := getattr(own, what))), ("", ()))
-            if not names or what in self._warned:
-                continue
-            self._warned.add(what)
-            said = sentence.format(name=repr(name), names=listed(names))
-            self._doubts = tuple(dict.fromkeys((*self._doubts, said)))
-            _log.warning("expunge: %s", said)
+            if names:
+                self._doubt(what, sentence.format(name=repr(name), names=listed(names)))
+        for name in (n for n, own in sent.items() if own.mark and self._marks.setdefault(n, own.mark) != own.mark):
+            self._doubt("samples", REDRAWN.format(name=repr(name)))
+
+    def _doubt(self, what: str, sentence: str) -> None:
+        """Say it once a run; every forget says it again."""
+        if what in self._warned:
+            return
+        self._warned.add(what)
+        self._doubts = tuple(dict.fromkeys((*self._doubts, sentence)))
+        _log.warning("expunge: %s", sentence)
 
     def _record(self, recipe: Recipe, sent: Mapping[str, Contribution], aggregated: Mapping[str, Tensor]) -> None:
         layout, snapshot = self._names.layout, self._snapshot(aggregated)

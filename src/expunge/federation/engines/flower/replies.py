@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from expunge.core.vectors import Layout, named_as
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.flower.legacy import declined
-from expunge.federation.engines.flower.stamps import OWN, PROBLEM, STAMP, STRANGE
+from expunge.federation.engines.flower.stamps import FIRST_ONES, OWN, PROBLEM, STAMP, STRANGE, TRAINABLE
 from expunge.federation.engines.flower.trainings import Statement, Training
 from expunge.federation.training.notes import Note, Rule
 from expunge.federation.training.works import ROUNDING
@@ -32,6 +32,7 @@ class Contribution:
         apart: parameters that it sends, but trained from values of its own.
         own: parts of its model that it trains for itself.
         strange: parts that have other values in its ``Site`` than where it trains.
+        mark: a digest of its first samples; empty where it did not say.
     """
 
     update: Tensor
@@ -42,6 +43,7 @@ class Contribution:
     apart: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()
+    mark: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,7 @@ class _Reply:
     note: Note | None
     own: tuple[str, ...]
     strange: tuple[str, ...]
+    mark: str
 
     @property
     def is_idle(self) -> bool:
@@ -146,8 +149,15 @@ class Reading:
                 "least 0."
             )
         update = self.names.layout.flatten(self.names.tensors(arrays[0])) - self.sent
-        note, keys = Note.read(name, stamp), self.names.of(arrays[0])
-        return _Reply(name, samples, float(weight), update, keys, note, _texts(stamp, OWN), _texts(stamp, STRANGE))
+        trainable = stamp.get(TRAINABLE, self.names.layout.size)
+        if trainable != self.names.layout.size:
+            raise RequestError(
+                f"The model of Site({name!r}) has {trainable!r} trainable parameters where the Recorder's has "
+                f"{self.names.layout.size}: give both the same, with requires_grad=False on the same parts."
+            )
+        note, keys, mark = Note.read(name, stamp), self.names.of(arrays[0]), stamp.get(FIRST_ONES)
+        parts = (_texts(stamp, OWN), _texts(stamp, STRANGE), mark if isinstance(mark, str) else "")
+        return _Reply(name, samples, float(weight), update, keys, note, *parts)
 
     def _contribution(self, reply: _Reply) -> Contribution:
         name, note, update = reply.name, reply.note, reply.update
@@ -157,7 +167,8 @@ class Reading:
             moments = self._moments(training, reply)
         trained = {own for own, _ in self.names.layout.shapes}
         apart = tuple(own for own in reply.named(note.apart if note is not None else ()) if own in trained)
-        return Contribution(update, reply.weight, reply.samples, training, moments, apart, reply.own, reply.strange)
+        seen = (apart, reply.own, reply.strange, reply.mark)
+        return Contribution(update, reply.weight, reply.samples, training, moments, *seen)
 
     def _idle(self, reply: _Reply, like: Contribution | None) -> Contribution:
         """A site that sends what it got has its part in the mean, and leaves what others did as it was: no steps."""
