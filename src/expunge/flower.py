@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from expunge.core.batch import Forward
@@ -68,6 +69,9 @@ STILL = (
     "No site has trained {names}, and a forget moves what is trainable: audit the model, and before the next training "
     "set requires_grad=False on it in the models of Recorder and Site."
 )
+
+UNMOVED = 1e-5
+"""Where no number of a parameter has changed by more than this part, nobody has trained it."""
 
 _log = logging.getLogger("flwr")  # what a ServerApp writes there is shown by `flwr run --stream`
 
@@ -275,9 +279,15 @@ class _Work:
 def _still(state: ServerState) -> tuple[str, ...]:
     """A sentence where a part of the model was never trained, though it could have been."""
     memory, layout = state.memory, state.model.layers()
-    moved = layout if memory is None else memory.moved(state.model)
-    still = sorted({name for name, _ in layout.shapes} - {name for name, _ in moved.shapes})
-    return (STILL.format(names=listed(still)),) if still else ()
+    start = memory.place.beginning if memory is not None and memory.place is not None else None
+    if memory is None:
+        return ()
+    if start is None:
+        still = {name for name, _ in layout.shapes} - {name for name, _ in memory.moved(state.model).shapes}
+    else:  # up to the rounding of means
+        before, now = layout.unflatten(start), layout.unflatten(state.model.parameters.to(start))
+        still = {name for name in now if torch.allclose(now[name], before[name], rtol=UNMOVED, atol=0.0)}
+    return (STILL.format(names=listed(sorted(still))),) if 0 < len(still) < len(layout.shapes) else ()
 
 
 def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outcome: Outcome, model: nn.Module) -> None:
