@@ -408,14 +408,19 @@ def test_a_body_is_averaged_while_heads_stay_at_the_sites(tmp_path):
 
 
 def test_a_trunk_that_no_site_trains_needs_no_moments(tmp_path):
-    """The server need not know that it is frozen: it does not move."""
+    """Neither Recorder nor Site need know that it is frozen in the app: it does not move."""
 
     def frozen():
         model = mlp()
         model[0].requires_grad_(False)
         return model
 
-    start(grid(adam, architecture=frozen), unstated(tmp_path / "store"), rounds=2)
+    apps = [
+        unlearnable(app(name, adam, architecture=frozen), lambda _, name=name: Site(name, mlp(), DATA[name]))
+        for name in DATA
+    ]
+    federation = TrainingGrid({101 + number: Node(each) for number, each in enumerate(apps)})
+    start(federation, unstated(tmp_path / "store"), rounds=2)
     rounds = recorded(kept(tmp_path / "store").memory, tmp_path)
     assert [each["moments"]["ada"][:2] for each in rounds] == [(0.0, 0.0)] * 2
     assert all(moment > 0 for each in rounds for moment in each["moments"]["ada"][2:])
