@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 from torch import Tensor, nn
 
 from expunge.core.batch import Forward
-from expunge.core.losses import Loss, PerSample, as_loss
+from expunge.core.losses import CrossEntropy, Loss, PerSample, as_loss
 from expunge.core.vectors import Chosen, Snapshot, named_as, shared_copy
 from expunge.errors import DataError, ModelError, RequestError, listed
 from expunge.federation.engines.engine import Engine, measured
@@ -128,6 +128,19 @@ class Choice:
         told = self.method.needs == "vectors" and isinstance(self.method.options, StepOptions)
         again = FirstRound.of(state, parties) if told else None
         return self if again is None else replace(self, checks=(*self.checks, again))
+
+    def with_learned(self, state: ServerState, parties: Parties) -> Choice:
+        """The same, where those who stay are asked besides whether the training has lowered their losses.
+
+        Which loss theirs is need not be known here: the one that they train with, an L2 term included, has fallen.
+        """
+        check = Learned(state, parties, CrossEntropy())
+        told = isinstance(self.method.options, StepOptions) and check.start is not None
+        return replace(self, checks=(*self.checks, check)) if told else self
+
+    def doubting(self, sentences: Sequence[str]) -> Choice:
+        """The same, with these among its warnings."""
+        return replace(self, warnings=(*self.warnings, *sentences))
 
     def expected_rounds(self, state: ServerState, parties: Parties) -> int | None:
         """Message rounds at most, for a bar: by the options, and by what is known of the request; None if unknown."""

@@ -126,3 +126,10 @@ def test_a_loss_object_is_itself_and_keeps_its_own_l2() -> None:
 def test_losses_that_are_no_mean_over_samples_are_refused_by_name(given: object, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         as_loss(given)
+
+
+def test_one_output_tells_no_classes_apart():
+    """It is right about everything, whatever the labels: a model for binary cross-entropy, whose loss was not said."""
+    for labels in (torch.zeros(3, dtype=torch.int64), torch.ones(3, 1)):
+        assert "one output" in CrossEntropy().problem(torch.randn(3, 1), labels)
+    assert CrossEntropy().problem(torch.randn(3, 2), torch.ones(3, 2) / 2) is None

@@ -298,6 +298,30 @@ def test_what_does_not_begin_with_what_was_received_is_told(precision):
     assert watch.note(arrays(model)).apart == ()
 
 
+@pytest.mark.parametrize(("far", "apart"), [(1e-7, 0), (1e-3, 4)])
+def test_values_that_rounding_alone_has_changed_are_those_that_came(far, apart):
+    """As where a step looks at the gradient elsewhere first, and moves the weights there and back."""
+    model = mlp().float()
+    came = {name: array.copy() for name, array in arrays(model)().items()}
+    with Watch(lambda: came) as watch:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + far)
+        steps(model.double(), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert len(watch.note(arrays(model)).apart) == apart
+
+
+def test_what_was_trained_and_is_not_sent():
+    model = mlp()
+    with Watch() as watch:
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert watch.kept_back(arrays(model)()) == []
+    back = watch.kept_back(arrays(model, only="0.")())
+    assert {id(each) for each in back} == {id(model[2].weight), id(model[2].bias)}
+    spoilt = {name: array + 1 for name, array in arrays(model)().items()}
+    assert watch.kept_back(spoilt) == []  # clipped or noisy: nothing is known again
+
+
 def test_steps_that_a_graph_makes_again_cannot_be_watched(monkeypatch):
     model = mlp()
     monkeypatch.setattr(watching, "is_recorded", lambda: True)

@@ -17,11 +17,12 @@ from flwr.serverapp.strategy import FedAvg
 from expunge.bench.demo import run_demo
 from expunge.bench.results import Results
 from expunge.core.losses import CrossEntropy
+from expunge.core.vectors import Snapshot
 from expunge.federation.engines.local import LocalEngine
 from expunge.federation.keeping.state_store import StateStore
 from expunge.unlearning.registry import method
 from expunge.unlearning.request import Request
-from flower.example import EXAMPLE, HOSPITALS, SMALL, TrainingGrid
+from flower.example import EXAMPLE, HOSPITALS, SMALL, TrainingGrid, grid
 from flower.grid import Node
 from flower_app import task
 from flower_app.task import ATTACKER, Net, load_data
@@ -149,6 +150,19 @@ def test_the_ten_lines_of_the_docs_run(tmp_path, monkeypatch):
     exec(server.replace("num_rounds=8", "num_rounds=1"), names)
     assert names["outcome"].succeeded
     assert StateStore(tmp_path / "store").book.departed == ("hospital-2",)
+
+
+def test_the_docs_way_without_a_recorder_runs():
+    """The leaver must be there; its data are asked for."""
+    text = (EXAMPLE.parents[1] / "docs" / "flower.md").read_text()
+    block = text.split("### Without a Recorder")[1].split("```python\n")[1].split("```")[0]
+    assert "deadline=900" in block
+    names = {"grid": grid(), "model": Net()}
+    before = Snapshot.of(names["model"]).parameters
+    exec(block.replace("deadline=900", "deadline=20"), names)
+    assert names["outcome"].method == "hf-kcu"
+    assert torch.equal(Snapshot.of(names["model"]).parameters, names["outcome"].state.model.parameters)
+    assert names["outcome"].succeeded != torch.equal(before, names["outcome"].state.model.parameters)
 
 
 def training(message, context):

@@ -246,7 +246,10 @@ def test_an_app_that_cannot_train_says_so_as_before():
     ("change", "reason"),
     [
         (lambda data: (DataLoader(data, 4), DataLoader(data, 4)), "two DataLoaders: give the one"),
-        (lambda data: [{"pixels": inputs, "label": label} for inputs, label in data], "unexpected keyword argument"),
+        (
+            lambda data: [{"pixels": inputs, "label": label} for inputs, label in data],
+            "unexpected keyword argument.*give \\(input, target\\) pairs",
+        ),
         (lambda data: [(inputs, label + 40) for inputs, label in data], "has labels 40 to"),
     ],
 )

@@ -211,6 +211,61 @@ def test_adam_without_second_moments_is_refused_in_the_first_round(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+class Nothing:
+    """No optimiser: what came goes back."""
+
+    def __init__(self, parameters):
+        del parameters
+
+    def zero_grad(self):
+        """Nothing to forget."""
+
+    def step(self):
+        """No step."""
+
+
+def idle_at(numbers, rule, name="bob"):
+    """As the rule, but this site does not train in these rounds."""
+
+    def made(parameters, number, own):
+        return Nothing(parameters) if own == name and number in numbers else rule(parameters, number, own)
+
+    return made
+
+
+@pytest.mark.parametrize("rule", [plain, adam])
+def test_a_site_that_sends_what_it_got_has_a_part_in_the_mean_and_made_no_steps(tmp_path, rule):
+    start(grid(idle_at((1, 3), rule)), unstated(tmp_path / "store"), rounds=3)
+    memory = kept(tmp_path / "store").memory
+    rounds = recorded(memory, tmp_path)
+    assert [each["steps"]["bob"] > 0.5 for each in rounds] == [False, True, False]
+    assert [each["shares"]["bob"] for each in rounds] == [pytest.approx(5 / 21)] * 3
+    assert "bob" not in memory.beginning()[1]  # and has no first round that it could train again
+    assert forget(grid(), "cyd", store=tmp_path / "store", model=mlp()).succeeded
+
+
+def test_a_round_with_a_rate_of_zero_is_one_without_steps(tmp_path):
+    def ended(parameters, number, name):
+        return torch.optim.SGD(parameters, lr=0.1 * (number < 3))
+
+    start(grid(ended), unstated(tmp_path / "store"), rounds=3)
+    rounds = recorded(kept(tmp_path / "store").memory, tmp_path)
+    assert [each["steps"]["ada"] > 0.5 for each in rounds] == [True, True, False]
+
+
+def test_where_nobody_trains_in_the_first_round_it_cannot_be_known_how_they_do(tmp_path):
+    with pytest.raises(RequestError, match="Nobody trained in round 1: site 'ada' and all others sent what they had"):
+        start(grid(lambda parameters, *_: Nothing(parameters)), unstated(tmp_path / "store"))
+
+
+def test_an_optimiser_whose_moments_are_not_known_cannot_be_stated_as_adam(tmp_path):
+    def other(parameters, number, name):
+        return torch.optim.RMSprop(parameters, lr=0.01)
+
+    with pytest.raises(RequestError, match=r"site 'ada' sent none of '0.weight': its optimiser keeps none that are kn"):
+        start(grid(other), unstated(tmp_path / "store", optimiser=Adam()))
+
+
 def test_an_optimiser_without_a_rule_is_refused_by_name_until_one_is_stated(tmp_path):
     def other(parameters, number, name):
         return torch.optim.RAdam(parameters, lr=0.01)
@@ -353,14 +408,19 @@ def test_a_body_is_averaged_while_heads_stay_at_the_sites(tmp_path):
 
 
 def test_a_trunk_that_no_site_trains_needs_no_moments(tmp_path):
-    """The server need not know that it is frozen: it does not move."""
+    """Neither Recorder nor Site need know that it is frozen in the app: it does not move."""
 
     def frozen():
         model = mlp()
         model[0].requires_grad_(False)
         return model
 
-    start(grid(adam, architecture=frozen), unstated(tmp_path / "store"), rounds=2)
+    apps = [
+        unlearnable(app(name, adam, architecture=frozen), lambda _, name=name: Site(name, mlp(), DATA[name]))
+        for name in DATA
+    ]
+    federation = TrainingGrid({101 + number: Node(each) for number, each in enumerate(apps)})
+    start(federation, unstated(tmp_path / "store"), rounds=2)
     rounds = recorded(kept(tmp_path / "store").memory, tmp_path)
     assert [each["moments"]["ada"][:2] for each in rounds] == [(0.0, 0.0)] * 2
     assert all(moment > 0 for each in rounds for moment in each["moments"]["ada"][2:])
@@ -383,7 +443,8 @@ def test_a_head_that_is_averaged_but_kept_at_the_site_is_told(tmp_path, caplog):
 
     start(grid(restoring, sent=keeping), unstated(tmp_path / "store"), rounds=3)
     (sentence,) = said(caplog)
-    assert sentence.startswith("expunge: site 'ada' sends '2.weight', '2.bias', but trains it from values of its own")
+    assert sentence.startswith("expunge: Site 'ada' sends '2.weight', '2.bias', but trains it from values of its own")
+    assert sentence == f"expunge: {StateStore(tmp_path / 'store').book.doubts[0]}"
 
 
 # How the server averages
@@ -450,7 +511,7 @@ def test_fedavgm_has_settled_whether_it_has_a_momentum_when_it_was_made(tmp_path
 @pytest.mark.parametrize("kind", [new.FedAdam, new.FedYogi, new.FedAdagrad, old.FedAdam, old.FedYogi, old.FedAdagrad])
 def test_adaptive_servers_are_refused_by_name_before_anybody_trains(tmp_path, kind):
     initial = {"initial_parameters": ndarrays_to_parameters([])} if kind.__module__.startswith("flwr.server.") else {}
-    with pytest.raises(RequestError, match=rf"^{kind.__name__} divides by moments.*method='hf-kcu'"):
+    with pytest.raises(RequestError, match=rf"^{kind.__name__} divides by moments.*forget by hf-kcu"):
         unstated(tmp_path / "store", kind(**initial))
 
 

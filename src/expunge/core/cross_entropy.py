@@ -138,6 +138,8 @@ class CrossEntropy:
             classes = outputs.shape[self._dimension(outputs, targets)]
         except RequestError as problem:
             return f"targets that do not fit: {problem}"
+        if classes < 2:
+            return "a model with one output, where cross-entropy tells classes apart: use nn.BCEWithLogitsLoss()."
         if self.weight is not None and len(self.weight) != classes:
             return f"a model that tells {classes} classes apart, but there are {len(self.weight)} class weights."
         if targets.is_floating_point():

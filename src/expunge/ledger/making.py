@@ -148,7 +148,8 @@ def _choice(
     remembered = state.memory.clients if state.memory is not None else ()
     parties = request.parties(store.book.counts, remembered)
     options = job.federation.completed(chosen["method"], chosen["options"], chosen["seed"])
-    return choose(state, parties, chosen["method"], options).with_first_round(state, parties), parties
+    choice = choose(state, parties, chosen["method"], options).with_first_round(state, parties)
+    return choice.doubting(store.book.doubts), parties
 
 
 def _needed(choice: Choice, state: ServerState, store: StateStore, parties: Parties) -> list[str]:

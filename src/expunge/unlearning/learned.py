@@ -11,7 +11,7 @@ of late. So nobody is doubted as long as anybody's loss has fallen. Where it fai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,12 +64,14 @@ class Learned:
 
     def doubts(self, engine: Engine) -> tuple[str, ...]:
         """Ask for their losses, by the starting weights too where these are known; a sentence where none has fallen."""
-        model, start = self.state.model, self._start
+        model, start = self.state.model, self.start
         guessed = self._guessed(engine) if start is None else None
         if start is None and guessed is None:
             return ()
         way = torch.zeros_like(model.parameters) if start is None else model.parameters - start
-        replies = Retained.of(engine, self.state, self.parties, LOOKED_AT).told(model, way, (0.0, 1.0))
+        here = engine.clients()
+        parties = replace(self.parties, retained={n: own for n, own in self.parties.retained.items() if n in here})
+        replies = Retained.of(engine, self.state, parties, LOOKED_AT).told(model, way, (0.0, 1.0))
         counts = torch.tensor([reply.count for reply in replies], dtype=torch.float64)
         losses = torch.stack([reply.total for reply in replies]).double().cpu() / counts[:, None]
         squares = [float(own.double().square().sum()) for own in (model.parameters, model.parameters - way)]
@@ -82,12 +84,12 @@ class Learned:
         return (UNLEARNT.format(what=what, now=means[0], then=means[1]),)
 
     @property
-    def _start(self) -> Tensor | None:
+    def start(self) -> Tensor | None:
         """The starting weights; with batch norm, whose statistics were others then, they tell nothing."""
         place = self.state.memory.place if self.state.memory is not None else None
-        if place is None or place.first > 0 or has_statistics(self.state.model):
+        if place is None or place.beginning is None or has_statistics(self.state.model):
             return None
-        return place.start.to(self.state.model.parameters)
+        return place.beginning.to(self.state.model.parameters)
 
     def _guessed(self, engine: Engine) -> float | None:
         """The loss of the best constant answer, where all targets are at hand."""

@@ -57,6 +57,11 @@ def _tried(model: nn.Module, batch: Batch, name: str, forward: Forward | None) -
                 again = torch.cat([one, again[1:]]) if one.shape == again[:1].shape else again
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError, AttributeError) as problem:
         reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        if "unexpected keyword argument" in reason:
+            reason += (
+                "; rows that are dicts go to the model under their names: give (input, target) pairs, or "
+                "forward=lambda model, batch: model(batch.named[...])."
+            )
         raise DataError(f"The model cannot take the data of client {name!r}: {reason}") from problem
     if outputs.dim() == 0 or len(outputs) != len(batch):
         raise DataError(

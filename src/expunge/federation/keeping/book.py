@@ -31,6 +31,7 @@ class Book:
         forgotten: what came of earlier requests: who left, the method, its cost and details; no weights.
         kept: what the state keeps beside the model.
         keys: fingerprints of the keys that sites had, by name; those of who has left are kept with the name.
+        doubts: what was warned of while training; every forget says it again.
     """
 
     state: int = 0
@@ -41,6 +42,7 @@ class Book:
     forgotten: tuple[Mapping[str, Any], ...] = ()
     kept: tuple[str, ...] = ()
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,6 +60,7 @@ class Book:
                 )
             parts = {name: value for name, value in content.items() if name != "version"}
             parts |= {name: tuple(list_of(kind, parts[name])) for name, kind in _LISTS.items()}
+            parts["doubts"] = tuple(list_of(str, parts.get("doubts", [])))
             parts["keys"] = {name: tuple(list_of(str, own)) for name, own in parts.get("keys", {}).items()}
             book = cls(**parts)
             _require_sound(book)

@@ -34,6 +34,9 @@ from expunge.federation.training.steps import leave, listen
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """What a site sends."""
 
+ROUNDED = 1e-5
+"""Values that differ by no more than this part are the same, moved there and back (SAM) before the first step."""
+
 RECORDED = (
     "Steps that a CUDA graph makes again cannot be watched: train without memory.watching, and state learning_rate=, "
     "steps= and, under Adam, moments= with memory.record."
@@ -163,6 +166,13 @@ class Watch:
         numbers = sum(each.parameter.numel() for each in trained)
         return Note(rule, rate, steps, told, problem, named_apart, kept, unlike, numbers, self._samples / steps)
 
+    def kept_back(self, sent: Arrays) -> list[Tensor]:
+        """What was trained and is in none of these arrays; nothing where none of it is known again by its values."""
+        trained = {parameter for steps in self._steps.values() for parameter in steps.parameters}
+        known = {_digest(array) for array in sent.values()}
+        back = [parameter for parameter in trained if _digest(_plain(parameter)) not in known]
+        return back if len(back) < len(trained) else []
+
     @property
     def optimisers(self) -> Optimisers:
         """Those that made a step."""
@@ -206,11 +216,14 @@ class Watch:
 
     def _is_apart(self, parameter: Tensor) -> bool:
         """Whether none of what was received has its values, in its own precision."""
-        kind = parameter.dtype
+        kind, own = parameter.dtype, _plain(parameter)
         if kind not in self._known:
             arrays = self._received().values()
             self._known[kind] = {_digest(torch.tensor(array).to(kind).float().numpy()) for array in arrays}
-        return bool(self._known[kind]) and _digest(_plain(parameter)) not in self._known[kind]
+        if not self._known[kind] or _digest(own) in self._known[kind]:
+            return False
+        alike = (each for each in self._received().values() if each.shape == own.shape)
+        return not any(np.linalg.norm(own - each) <= ROUNDED * np.linalg.norm(each) for each in alike)
 
     def after_step(self, optimiser: Optimizer) -> None:
         """Its rule and rate, and which parameters it moved."""

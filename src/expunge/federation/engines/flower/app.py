@@ -10,11 +10,13 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from expunge.core.losses import as_loss
+from expunge.core.vectors import Layout
 from expunge.errors import ExpungeError
 from expunge.federation.engines.flower.mods import BYPASSED, bypassed_mods, changing, named, require_yes
+from expunge.federation.engines.flower.parts import Parts
 from expunge.federation.engines.flower.records import NAME
 from expunge.federation.engines.flower.site import HELLO, TASK, MakeSite, Site, answer_hello, answer_task
-from expunge.federation.engines.flower.stamps import PROBLEM, STAMP
+from expunge.federation.engines.flower.stamps import FIRST_ONES, OWN, PROBLEM, STAMP, STRANGE, TRAINABLE
 from expunge.federation.training.watching import Watch
 
 _Decorator = Callable[[ClientAppCallable], ClientAppCallable]
@@ -51,21 +53,28 @@ def unlearning_mod(site: MakeSite, *, answers_bypass_mods: bool = False) -> Mod:
         with Watch(lambda: _arrays(message)) as watch:
             reply = call_next(message, context)
         if reply.has_content():
-            reply.content[STAMP] = _stamp(reply, site(context), watch)
+            reply.content[STAMP] = _stamp(message, reply, site(context), watch)
         return reply
 
     return mod
 
 
-def _stamp(reply: Message, own: Site, watch: Watch) -> ConfigRecord:
+def _stamp(message: Message, reply: Message, own: Site, watch: Watch) -> ConfigRecord:
     """Who trained, with how many samples, and how; or why it could not answer later."""
     try:
-        samples = len(own.checked())
+        facts: dict[str, Any] = {
+            "samples": len(own.checked()),
+            TRAINABLE: Layout.of(own.model).size,
+            FIRST_ONES: own.mark(),
+        }
         note = watch.note(lambda: _arrays(reply), as_loss(own.loss, own.l2).l2)
     except ExpungeError as problem:
         return ConfigRecord({"site": own.name, PROBLEM: str(problem)})
-    how = note.facts() if note is not None else {}
-    return ConfigRecord({"site": own.name, "samples": samples, **how})
+    how, apart = (note.facts(), note.apart) if note is not None else ({}, ())
+    sent = _arrays(reply)
+    parts = Parts.of(own.model, _arrays(message), sent, lambda: watch.kept_back(sent), apart)
+    beside = {key: list(names) for key, names in ((OWN, parts.own), (STRANGE, parts.strange)) if names}
+    return ConfigRecord({"site": own.name, **facts, **how, **beside})
 
 
 def _arrays(message: Message) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from expunge.core.vectors import Snapshot, shared_copy, weighted_sum
 from expunge.errors import RequestError
 from expunge.federation.engines.flower.attendance import Attendance
 from expunge.federation.engines.flower.legacy import Modern
+from expunge.federation.engines.flower.mail import listed
 from expunge.federation.engines.flower.replies import Contribution, Names, Reading
 from expunge.federation.engines.flower.rules import go_on_with, proximal_mu, require_followed, server_rule
 from expunge.federation.engines.flower.trainings import Statement, scheduled
@@ -35,6 +36,24 @@ from expunge.federation.training.plan import Schedule
 from expunge.federation.training.recipe import FedAvg, FedAvgM, Recipe
 
 _log = logging.getLogger("flwr")
+
+PARTS = {
+    "apart": (
+        "Site {name} sends {names}, but trains it from values of its own, so that what others did to it wears off "
+        "at once and is overstated: set requires_grad=False on it in the models of Recorder and Site."
+    ),
+    "strange": (
+        "Site {name} trains with another {names} than the model of its Site(...) has: let site(context) put its own "
+        "there, from context.state or where else the app keeps it, or it answers for a model that nobody has."
+    ),
+}
+"""What is said of such parts of a ``Contribution``."""
+
+REDRAWN = (
+    "Site {name} has other samples under the same numbers than in an earlier round, so that samples={{...}} would "
+    "forget others than are meant: give Site its data without random transforms, in a fixed order, split with a seed."
+)
+"""What is said of a site with other first samples than before."""
 
 
 class Recorder(Strategy):
@@ -89,7 +108,8 @@ class Recorder(Strategy):
         self._way: dict[int, Snapshot] = {}
         self._planned: int | None = None
         self._before = Snapshot(self._now, {}, self._names.layout)
-        self._begun, self._warned = False, False
+        self._begun, self._warned, self._doubts = False, set[str](), self._store.book.doubts
+        self._marks: dict[str, str] = {}
         if self._store.exists:
             self._go_on()
 
@@ -156,10 +176,10 @@ class Recorder(Strategy):
         replies = self._attendance.staying(replies, self._store.book.departed)
         self._require_same_rule()
         key = getattr(self._strategy, "weighted_by_key", "num-examples")
-        reading = Reading(self._names, self._sent, key, self._stated, server_round)
+        reading = Reading(self._names, self._sent, key, self._stated, server_round, self._known)
         sent = reading.contributions(replies)  # before the strategy, which may empty the replies
         recipe = self._recipe(sent)
-        self._warn_of_parts_apart(sent)
+        self._warn_of_parts(sent)
         arrays, metrics = self._aggregate(server_round, replies)
         if arrays is not None:
             self._record(recipe, sent, self._names.tensors(arrays))
@@ -187,6 +207,12 @@ class Recorder(Strategy):
             "num_rounds=...) in the ServerApp's main function; under SecAgg+ no site's own update is seen, so train "
             "without a Recorder there and forget by hf-kcu."
         )
+
+    @property
+    def _known(self) -> Rule | None:
+        """By which the sites trained so far."""
+        rule = self._memory.recipe.client if self._memory is not None and self._memory.rounds else None
+        return rule if isinstance(rule, Rule) else None
 
     @property
     def _sent(self) -> Tensor:
@@ -280,18 +306,22 @@ class Recorder(Strategy):
                 )
         return known if known is not None else Recipe(first if first is not None else Recipe().client, self._server)
 
-    def _warn_of_parts_apart(self, sent: Mapping[str, Contribution]) -> None:
-        """Say once a run that a part of the model is averaged, but does not train from the average."""
-        name, own = next(((name, own) for name, own in sent.items() if own.apart), (None, None))
-        if own is None or self._warned:
+    def _warn_of_parts(self, sent: Mapping[str, Contribution]) -> None:
+        """What is wrong with parts of the model, or with samples that are others in every round."""
+        for what, sentence in PARTS.items():
+            name, names = next(((name, found) for name, own in sent.items() if (found := getattr(own, what))), ("", ()))
+            if names:
+                self._doubt(what, sentence.format(name=repr(name), names=listed(names)))
+        for name in (n for n, own in sent.items() if own.mark and self._marks.setdefault(n, own.mark) != own.mark):
+            self._doubt("samples", REDRAWN.format(name=repr(name)))
+
+    def _doubt(self, what: str, sentence: str) -> None:
+        """Say it once a run; every forget says it again."""
+        if what in self._warned:
             return
-        self._warned = True
-        _log.warning(
-            "expunge: site %r sends %s, but trains it from values of its own, so that what others did to it wears off "
-            "at once and is overstated: set requires_grad=False on it in the models of Recorder and Site.",
-            name,
-            ", ".join(map(repr, own.apart)),
-        )
+        self._warned.add(what)
+        self._doubts = tuple(dict.fromkeys((*self._doubts, sentence)))
+        _log.warning("expunge: %s", sentence)
 
     def _record(self, recipe: Recipe, sent: Mapping[str, Contribution], aggregated: Mapping[str, Tensor]) -> None:
         layout, snapshot = self._names.layout, self._snapshot(aggregated)
@@ -307,8 +337,9 @@ class Recorder(Strategy):
             altered=[name for name, own in sent.items() if own.training.altered],
         )
         require_followed(self._name, self._server, before, _mean(sent), snapshot.parameters, len(sent))
-        # So that roundings of many rounds do not add up.
-        memory = memory.bound_to(snapshot, memory.server_momentum, goes_on=True)
+        # So that roundings of many rounds do not add up. Where sites have parts of their own, the first round cannot be
+        # trained again: those have gone on since.
+        memory = memory.bound_to(snapshot, memory.server_momentum, goes_on=not any(own.own for own in sent.values()))
         counts = {**self._store.book.counts, **{name: own.samples for name, own in sent.items()}}
         works = [(own.weight, own.training) for own in sent.values()]
         schedule = scheduled(self._schedule, memory.rounds, works, self._stated)
@@ -316,7 +347,7 @@ class Recorder(Strategy):
         way = {own: way[own] for own in thinned(way, self._most, self._planned)}
         checkpoints = Checkpoints(way, memory.recipe) if way else None
         state = ServerState(snapshot, schedule, memory, checkpoints=checkpoints)
-        book = self._attendance.noted(dataclasses.replace(self._store.book, counts=counts))
+        book = self._attendance.noted(dataclasses.replace(self._store.book, counts=counts, doubts=self._doubts))
         self._store.write(book, state, self._model)
         snapshot.write_to(self._model)
         self._memory, self._schedule, self._way = memory, schedule, way

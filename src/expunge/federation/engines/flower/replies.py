@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,14 +13,27 @@ from torch import Tensor, nn
 from expunge.core.vectors import Layout, named_as
 from expunge.errors import ModelError, RequestError
 from expunge.federation.engines.flower.legacy import declined
-from expunge.federation.engines.flower.stamps import PROBLEM, STAMP
+from expunge.federation.engines.flower.stamps import FIRST_ONES, OWN, PROBLEM, STAMP, STRANGE, TRAINABLE
 from expunge.federation.engines.flower.trainings import Statement, Training
-from expunge.federation.training.notes import Note
+from expunge.federation.training.notes import Note, Rule
+from expunge.federation.training.works import ROUNDING
 
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What one site sent in one round, and how it had trained."""
+    """What one site sent in one round, and how it had trained.
+
+    Attributes:
+        update: what it sent minus what it got.
+        weight: in the mean.
+        samples: that it has.
+        training: how it trained.
+        moments: of its optimiser.
+        apart: parameters that it sends, but trained from values of its own.
+        own: parts of its model that it trains for itself.
+        strange: parts that have other values in its ``Site`` than where it trains.
+        mark: a digest of its first samples; empty where it did not say.
+    """
 
     update: Tensor
     weight: float
@@ -27,6 +41,34 @@ class Contribution:
     training: Training
     moments: tuple[float, ...] = ()
     apart: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    strange: tuple[str, ...] = ()
+    mark: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Reply:
+    """A training reply as it came: ``keys`` has the model's name of each array."""
+
+    name: str
+    samples: int
+    weight: float
+    update: Tensor
+    keys: Mapping[str, str]
+    note: Note | None
+    own: tuple[str, ...]
+    strange: tuple[str, ...]
+    mark: str
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the site did not train, and sends what it got."""
+        made_steps = self.note is not None and self.note.learning_rate > 0
+        return not made_steps and not bool(self.update.any())
+
+    def named(self, arrays: Iterable[str]) -> list[str]:
+        """The model's names of these arrays."""
+        return [self.keys[key] for key in arrays if key in self.keys]
 
 
 class Names:
@@ -47,7 +89,12 @@ class Names:
         for names in (self._all, trained):
             if len(names) == len(given):
                 return dict(zip(given, names, strict=True))
-        raise ModelError(f"The arrays are of another model: {len(given)} of them, where the model has {len(trained)}.")
+        missing = [name for name in trained if name not in known]
+        raise ModelError(
+            f"The arrays are of another model: {len(given)} of them, where the model has {len(trained)}, "
+            f"{missing[0]!r} among them. What stays at the sites needs requires_grad=False in the models of Recorder "
+            "and Site."
+        )
 
     def tensors(self, arrays: ArrayRecord) -> dict[str, Tensor]:
         """The arrays as tensors, under the model's names."""
@@ -65,6 +112,7 @@ class Reading:
         weighted_by: the metric that the strategy weights by.
         stated: what is said of the sites' training.
         number: of the round.
+        known: the rule by which the sites trained so far; None before the first round.
     """
 
     names: Names
@@ -72,6 +120,7 @@ class Reading:
     weighted_by: str
     stated: Statement
     number: int
+    known: Rule | None = None
 
     def contributions(self, replies: Iterable[Message]) -> dict[str, Contribution]:
         """What each site sent; replies that are errors are the strategy's business."""
@@ -86,42 +135,80 @@ class Reading:
             if name in found:
                 raise RequestError(f"Two sites call themselves {name!r}: every site needs a name of its own.")
             found[name] = (samples, content, stamp)
-        ordered = sorted(found.items())  # replies come in any order
-        return {
-            name: self._contribution(name, samples, content, Note.read(name, stamp))
-            for name, (samples, content, stamp) in ordered
-        }
+        ordered = [self._reply(name, *own) for name, own in sorted(found.items())]  # replies come in any order
+        trained = {reply.name: self._contribution(reply) for reply in ordered if not reply.is_idle}
+        like = next(iter(trained.values()), None)
+        return {reply.name: trained.get(reply.name) or self._idle(reply, like) for reply in ordered}
 
-    def _contribution(self, name: str, samples: int, content: RecordDict, note: Note | None) -> Contribution:
+    def _reply(self, name: str, samples: int, content: RecordDict, stamp: ConfigRecord) -> _Reply:
         arrays, metrics = list(content.array_records.values()), list(content.metric_records.values())
         weight = metrics[0].get(self.weighted_by) if len(metrics) == 1 else None
-        if len(arrays) != 1 or not isinstance(weight, int | float):
+        if len(arrays) != 1 or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise RequestError(
-                f"The training reply of site {name!r} needs one set of arrays and a weight {self.weighted_by!r}."
+                f"The training reply of site {name!r} needs one set of arrays and a weight {self.weighted_by!r} of at "
+                "least 0."
             )
         update = self.names.layout.flatten(self.names.tensors(arrays[0])) - self.sent
-        training = self.stated.of(name, samples, note, self.number)
-        moments: tuple[float, ...] = ()
-        keys = self.names.of(arrays[0])
-        if training.rule.adaptive:
-            known = note.moments if note is not None else {}
-            own = {keys[key]: moment for key, moment in known.items() if key in keys}
-            moments = self._moments(name, training, own, update)
-        apart = tuple(keys[key] for key in (note.apart if note is not None else ()) if key in keys)
-        return Contribution(update, float(weight), samples, training, moments, apart)
+        trainable = stamp.get(TRAINABLE, self.names.layout.size)
+        if trainable != self.names.layout.size:
+            raise RequestError(
+                f"The model of Site({name!r}) has {trainable!r} trainable parameters where the Recorder's has "
+                f"{self.names.layout.size}: give both the same, with requires_grad=False on the same parts."
+            )
+        note, keys, mark = Note.read(name, stamp), self.names.of(arrays[0]), stamp.get(FIRST_ONES)
+        parts = (_texts(stamp, OWN), _texts(stamp, STRANGE), mark if isinstance(mark, str) else "")
+        return _Reply(name, samples, float(weight), update, keys, note, *parts)
 
-    def _moments(self, name: str, training: Training, own: Mapping[str, float], update: Tensor) -> tuple[float, ...]:
+    def _contribution(self, reply: _Reply) -> Contribution:
+        name, note, update = reply.name, reply.note, reply.update
+        training = self.stated.of(name, reply.samples, note, self.number)
+        moments: tuple[float, ...] = ()
+        if training.rule.adaptive:
+            moments = self._moments(training, reply)
+        trained = {own for own, _ in self.names.layout.shapes}
+        apart = tuple(own for own in reply.named(note.apart if note is not None else ()) if own in trained)
+        seen = (apart, reply.own, reply.strange, reply.mark)
+        return Contribution(update, reply.weight, reply.samples, training, moments, *seen)
+
+    def _idle(self, reply: _Reply, like: Contribution | None) -> Contribution:
+        """A site that sends what it got has its part in the mean, and leaves what others did as it was: no steps."""
+        rule = like.training.rule if like is not None else self.known or self.stated.optimiser
+        if rule is None:
+            raise RequestError(
+                f"Nobody trained in round {self.number}: site {reply.name!r} and all others sent what they had got. "
+                "Begin with a round in which somebody trains."
+            )
+        rate = like.training.learning_rate if like is not None else 1.0
+        moments = like.moments if like is not None else (0.0,) * len(self.names.layout.shapes) * rule.adaptive
+        return Contribution(reply.update, reply.weight, reply.samples, Training(rule, rate, ROUNDING), moments)
+
+    def _moments(self, training: Training, reply: _Reply) -> tuple[float, ...]:
         """Second moments in the order of the parameters; what did not move needs none."""
+        known = reply.note.moments if reply.note is not None else {}
+        own = {reply.keys[key]: moment for key, moment in known.items() if key in reply.keys}
+        other = reply.note is not None and reply.note.rule is None and not known
         found = []
-        for parameter, part in self.names.layout.unflatten(update).items():
+        for parameter, part in self.names.layout.unflatten(reply.update).items():
             if parameter not in own and bool(part.any()):
+                rest = (
+                    "its optimiser keeps none that are known here: train with Adam or AdamW of torch, state SGD, or "
+                    "train without a Recorder and forget by hf-kcu."
+                    if other
+                    else "train with torch.optim inside the handler that unlearnable() wraps, in its own thread, and "
+                    "send the weights as they were trained."
+                )
                 raise RequestError(
-                    f"{training.rule.name} divides by second moments, and site {name!r} sent none of {parameter!r}: "
-                    "train with torch.optim inside the handler that unlearnable() wraps, in its own thread, and send "
-                    "the weights as they were trained."
+                    f"{training.rule.name} divides by second moments, and site {reply.name!r} sent none of "
+                    f"{parameter!r}: {rest}"
                 )
             found.append(own.get(parameter, 0.0))
         return tuple(found)
+
+
+def _texts(stamp: ConfigRecord, key: str) -> tuple[str, ...]:
+    """Names in a stamp."""
+    given = stamp.get(key)
+    return tuple(" ".join(str(each).split())[:200] for each in given) if isinstance(given, list) else ()
 
 
 def _stamped(stamp: ConfigRecord) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from expunge.errors import RequestError
 from expunge.federation.engines.flower.legacy import Modern
 from expunge.federation.keeping.place import Place
-from expunge.federation.training.recipe import AdaptiveServer, FedAvg, FedAvgM, refusal
+from expunge.federation.training.recipe import FedAvg, FedAvgM
 
 ServerRule = FedAvg | FedAvgM
 """The rules that can be followed."""
@@ -38,7 +38,10 @@ def server_rule(strategy: Strategy) -> ServerRule:
     """
     own = _inside(strategy)
     if isinstance(own, FedOpt | OldFedOpt):
-        raise RequestError(refusal(AdaptiveServer(type(own).__name__)))
+        raise RequestError(
+            f"{type(own).__name__} divides by moments that hold the leaver's updates, and a pull cannot be followed "
+            "through them: use FedAvg or FedAvgM, or train without a Recorder and forget by hf-kcu (docs/flower.md)."
+        )
     rate, momentum = getattr(own, "server_learning_rate", 1.0), getattr(own, "server_momentum", 0.0)
     if not getattr(own, "server_opt", True):  # what FedAvgM has settled when it was made
         rate, momentum = 1.0, 0.0

@@ -20,11 +20,11 @@ from expunge.core.losses import as_loss
 from expunge.core.vectors import Layout
 from expunge.errors import DataError, ExpungeError
 from expunge.federation.engines.client import Client
-from expunge.federation.engines.fitting import require_fitting
+from expunge.federation.engines.fitting import TRIED, require_fitting
 from expunge.federation.engines.flower.records import facts_of, packed_of, to_arrays, to_records, to_tensors
 from expunge.federation.engines.local_data import Collate, Data, LocalData, MapStyleDataset
 from expunge.federation.messages.tasks import Task
-from expunge.federation.messages.wire import WIRE_VERSION, UnknownModelError, pack, unpack
+from expunge.federation.messages.wire import WIRE_VERSION, Packed, UnknownModelError, pack, unpack
 from expunge.version import __version__
 
 HELLO = "expunge_hello"
@@ -72,6 +72,12 @@ class Site:
         data = LocalData(self.data, self.name, self.collate)
         require_fitting(self.model, data, as_loss(self.loss, self.l2), self.forward)
         return data
+
+    def mark(self) -> str:
+        """A digest of its first samples."""
+        data = LocalData(self.data, self.name, self.collate)
+        batch = data.take(range(min(TRIED, len(data))))
+        return Packed({str(number): each for number, each in enumerate(batch.tensors())}, {}).digest
 
     def client(self, first: int | None = None) -> Client:
         """The one who works on the data, or on its first samples."""

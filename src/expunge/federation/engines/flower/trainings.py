@@ -84,7 +84,7 @@ class Statement:
             if self.optimiser is None and note is not None:
                 raise RequestError(
                     f"Site {name!r} {note.problem}: train with one SGD, Adam or AdamW of torch that is made anew in "
-                    f"every round, or state what comes nearest, {STATE}."
+                    "every round, or state what comes nearest, Recorder(optimiser=SGD(...)); rates and steps are read."
                 )
             return self.optimiser
         if self.optimiser is not None and replace(self.optimiser, proximal_mu=0.0) != note.rule:
