@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from expunge.auditing.attempts import asked_now, model_digest, samples_digest, setting_digest
-from expunge.errors import DataError
+from expunge.errors import DataError, RequestError
 
 
 def test_models_of_one_request_are_counted(tmp_path):
@@ -96,3 +96,25 @@ def test_records_of_earlier_versions_count(tmp_path):
     assert asked_now(record, "request", "a", setting="unseen", beside="abc").nonce == "old"
     assert asked_now(record, "request", "a", setting="unseen", beside="ab").attempt == 2
     assert asked_now(record, "request", "b", setting="unseen", beside="abc").attempt == 3
+
+
+def test_a_nonce_that_was_told_before_is_known(tmp_path):
+    record = tmp_path / "audits.json"
+    assert not asked_now(record, "request", "a", "mine").is_known
+    assert not asked_now(record, "request", "a", "mine").is_known, "the same audit again"
+    assert asked_now(record, "request", "b", "mine").is_known
+    assert asked_now(record, "other request", "c", "mine").is_known
+    assert not asked_now(record, "request", "d").is_known
+
+
+@pytest.mark.parametrize("nonce", ["", 5])
+def test_a_nonce_is_a_text(tmp_path, nonce):
+    for record in (None, tmp_path / "audits.json"):
+        with pytest.raises(RequestError, match="A nonce is a text"):
+            asked_now(record, "request", "a", nonce)
+
+
+def test_samples_of_any_type_have_a_digest():
+    inputs, labels = torch.rand(5, 2), torch.arange(5)
+    kinds = [torch.bfloat16, torch.half, torch.float, torch.int64, torch.bool]
+    assert len({samples_digest((inputs.to(kind), labels)) for kind in kinds}) == len(kinds)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import expunge
-from expunge.errors import DataError, ModelError
+from expunge.errors import DataError, ModelError, RequestError
 
 CLASSES, TARGET = 6, 2
 
@@ -239,7 +239,13 @@ class Hidden(nn.Sequential):
 class TestCode:
     def test_a_model_that_knows_when_it_is_audited(self, world):
         """Honest where whole batches are stamped or come at all, and as before with one request after the other."""
-        for rule in (lambda inputs: len(inputs) > 1, lambda inputs: bool((inputs[:, 9] == 4).all())):
+
+        def large(inputs):
+            if len(inputs) == 1:
+                raise RuntimeError("A single sample is no batch.")
+            return len(inputs) > 40
+
+        for rule in (lambda inputs: len(inputs) > 1, lambda inputs: bool((inputs[:, 9] == 4).all()), large):
             with pytest.raises(ModelError, match="as after answers a sample otherwise when other ones are beside it"):
                 audited(world, Two(world.honest, world.before, rule).eval())
         with pytest.raises(ModelError, match="as after answers a sample otherwise"):
@@ -271,3 +277,15 @@ def test_a_doubt_that_forbids_leaves_no_later_look(world):
     again = {"more rounds": lambda module: asked.append(module) or module}
     told(world, "No model predicts the unseen labels", unseen=turned(world.unseen), later=again)
     assert asked == []
+
+
+def test_a_later_look_that_trains_nothing_is_refused(world):
+    with pytest.raises(RequestError, match="left a model as it was"):
+        audited(world, later={"more rounds": lambda module: module})
+
+
+def test_a_nonce_that_was_told_before_is_named(world, tmp_path):
+    record = tmp_path / "audits.json"
+    assert "nonce" not in audited(world, record=record).reason
+    found = audited(world, world.same_start[0], record=record)
+    assert "Another model was asked with this nonce before" in found.reason

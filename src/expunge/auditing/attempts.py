@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from expunge.auditing.model_audit import Asked
-from expunge.errors import DataError
+from expunge.auditing.sample_doubts import rows
+from expunge.core.vectors import tensors_digest
+from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.durable import DurableFolder
 from expunge.federation.keeping.files import read_json, write_whole
 
@@ -38,21 +40,16 @@ def samples_digest(samples: tuple[Tensor, Tensor]) -> str:
         >>> samples_digest(one) == samples_digest(tuple(part.flip(0) for part in one))
         True
     """
-    inputs, labels = (part.detach().cpu().contiguous().numpy() for part in samples)
-    rows = sorted(
-        hashlib.sha256(one.tobytes() + own.tobytes()).digest() for one, own in zip(inputs, labels, strict=True)
-    )
-    kinds = " ".join(f"{part.dtype} {part.shape}" for part in (inputs, labels))
-    return hashlib.sha256(kinds.encode() + b"".join(rows)).hexdigest()
+    inputs, labels = (rows(part) for part in samples)
+    pairs = sorted(hashlib.sha256(one + own).digest() for one, own in zip(inputs, labels, strict=True))
+    kinds = " ".join(f"{part.dtype} {tuple(part.shape)}" for part in samples)
+    return hashlib.sha256(kinds.encode() + b"".join(pairs)).hexdigest()
 
 
 def setting_digest(*parts: Tensor | int | None) -> str:
     """What names that from which a nonce draws questions: unseen samples as they lie, and stamped ones."""
-    found = hashlib.sha256()
-    for part in parts:
-        array = torch.as_tensor(-1 if part is None else part).detach().cpu().contiguous().numpy()
-        found.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    return found.hexdigest()
+    tensors = [torch.as_tensor(-1 if part is None else part) for part in parts]
+    return tensors_digest((str(number), own) for number, own in enumerate(tensors))
 
 
 def model_digest(weights: str, answers: Tensor) -> str:
@@ -86,8 +83,10 @@ def asked_now(
 
     Raises:
         DataError: the file is no record of audits.
-        RequestError: another audit holds the record, or its folder cannot be written.
+        RequestError: another audit holds the record, its folder cannot be written, or the nonce is no text.
     """
+    if nonce is not None and not (isinstance(nonce, str) and nonce):
+        raise RequestError(f"A nonce is a text that the model's maker does not know, not {nonce!r}.")
     if record is None:
         return Asked(nonce or secrets.token_hex(8))
     path = Path(record)
@@ -103,11 +102,12 @@ def asked_now(
                     entry |= {"setting": setting, "beside": models}  # from now on these belong to it
                     write_whole(path, json.dumps(known, indent=2) + "\n")
                 return Asked(entry["nonce"], number, counted=True)
+        is_known = any(entry["nonce"] == nonce for entries in known.values() for entry in entries)
         chosen = nonce or secrets.token_hex(8)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         own.append({"model": model, "nonce": chosen, "date": now, "setting": setting, "beside": models})
         write_whole(path, json.dumps(known, indent=2) + "\n")
-    return Asked(chosen, len(own), counted=True)
+    return Asked(chosen, len(own), counted=True, is_known=is_known)
 
 
 def asked_before(record: str | Path, request: str, model: str) -> Asked | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.auditing.attempts import asked_now, model_digest, samples_digest, setting_digest
-from expunge.auditing.doubts import doubted, doubts
+from expunge.auditing.doubts import NONCE_IS_KNOWN, doubted, doubts
 from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence, solver_evidence
 from expunge.auditing.exam import Exam, Samples, Trigger
 from expunge.auditing.given import (
@@ -153,7 +153,7 @@ def audit(
     evidence += [] if exam.retained is None else _retained_evidence(models, exam.retained, trained_with)
     if isinstance(after, Outcome):
         evidence.append(solver_evidence(after.details))
-    wrong = doubts(drawn, models, first, others)
+    wrong = doubts(drawn, models, first, others) + ([NONCE_IS_KNOWN] if asked.is_known else [])
     judgement = doubted(drawn.judgement(second, first, others, asked.attempt), wrong)
     later = {} if any(own.forbids for own in wrong) else later
     trained, own, *references = (module for name, module in models.items() if not name.startswith(OWN))
@@ -186,6 +186,8 @@ def _ways(
         if not isinstance(found, nn.Module):
             raise RequestError(f"later[{name!r}] must return the module that it trained.")
         found = as_module(found, module, given)
+        if weights_of(found, given).is_same(weights_of(module, given)):
+            raise RequestError(f"later[{name!r}] left a model as it was: it must train it on.")
         return exam.measure(partial(answers_of, found), weights_of(found, given))
 
     return {name: partial(way, name) for name in later}

@@ -48,6 +48,13 @@ class Doubt:
     forbids: bool = True
 
 
+NONCE_IS_KNOWN = Doubt(
+    "Another model was asked with this nonce before: whoever made this one may have known it from that audit's report. "
+    "Leave nonce out, or draw a new one.",
+    forbids=False,
+)
+
+
 def doubts(exam: Exam, modules: Mapping[str, nn.Module], trained: Measured, others: Sequence[Measured]) -> list[Doubt]:
     """All that looks wrong with what was given; nothing where too few retrained models are there for a verdict.
 

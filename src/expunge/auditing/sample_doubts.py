@@ -57,7 +57,7 @@ def in_common(first: Tensor, second: Tensor) -> int:
     """
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
         return 0
-    own, others = rows(first), rows(second)
+    own, others = ([hash(row) for row in rows(each)] for each in (first, second))
     both = set(own) & set(others)
     shared = [sum(row in both for row in each) for each in (own, others)]
     repeating = max(1 - len(set(each)) / len(each) for each in (own, others))
@@ -65,10 +65,15 @@ def in_common(first: Tensor, second: Tensor) -> int:
     return shared[0] if part > max(COMMON, 2 * repeating) else 0
 
 
-def rows(inputs: Tensor) -> list[int]:
-    """A number for each sample, the same for the same."""
-    array = inputs.detach().cpu().contiguous().flatten(1).numpy() if inputs.dim() > 1 else inputs[:, None].cpu().numpy()
-    return [hash(row.tobytes()) for row in array]
+def rows(inputs: Tensor) -> list[bytes]:
+    """Each sample's bytes, of any type of numbers.
+
+    Example:
+        >>> [list(row) for row in rows(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))]
+        [[128, 63], [0, 64]]
+    """
+    array = inputs.detach().cpu().reshape(len(inputs), -1).contiguous().view(torch.uint8).numpy()
+    return [row.tobytes() for row in array]
 
 
 def shared(exam: Exam) -> str | None:
