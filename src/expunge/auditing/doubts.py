@@ -76,7 +76,7 @@ def doubts(exam: Exam, modules: Mapping[str, nn.Module], trained: Measured, othe
     found = [
         _doubt(one_source),
         _doubt(akin, forbids=False),
-        _doubt(repeated(named)),
+        _doubt(repeated(named, trained)),
         _doubt(unseen_labels(exam, [trained, *fresh])),
         _doubt(exchanged(exam, trained, fresh)),
         _doubt(trigger(exam, trained, fresh)),

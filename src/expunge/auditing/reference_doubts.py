@@ -72,12 +72,15 @@ def _from_trained(akin: Mapping[str, float]) -> str | None:
     )
 
 
-def repeated(models: Mapping[str, Measured]) -> str | None:
+def repeated(models: Mapping[str, Measured], trained: Measured) -> str | None:
     """A sentence where a model repeats another one's answers to unseen samples: no draw of its own, it hides noise."""
     fresh = _upper(_apart({name: model for name, model in models.items() if not model.same_start}))
     for same_start in (False, True):
-        own = _apart({name: model for name, model in models.items() if model.same_start is same_start})
-        usual = max(_upper(own), fresh)
+        chosen = {name: model for name, model in models.items() if model.same_start is same_start}
+        own = _apart(chosen)
+        # Fresh ones of another stage may be far apart; those of the trained model's start are as far from it, at most.
+        beside = [value for pair, value in _apart({**chosen, "": trained}).items() if "" in pair]
+        usual = max(_upper(own), min(fresh, median(beside or [0.0])) if same_start else 0.0)
         found = [pair for pair, value in own.items() if value < COPY * usual]
         if usual < LEAST_APART or not found:
             continue
