@@ -1,6 +1,7 @@
 """The audit of a run: every model in its place, attacks and evidence of the right ones, and what is drawn."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -199,6 +200,20 @@ def test_the_same_audit_again_is_no_further_attempt(audited, folder, federation)
     other = audit(folder, "without-client-1", federation, nonce="another")
     attempts = [own.judgement.attempt for own in other.methods.values()]
     assert min(attempts) > max(own.judgement.attempt for own in audited.methods.values())
+
+
+def test_an_audit_without_a_retrained_model_that_there_was_is_a_further_attempt(audited, folder, federation, tmp_path):
+    """Else whoever deletes some of them may choose beside which a model passes."""
+    copied = tmp_path / "run"
+    shutil.copytree(folder.path, copied)
+    left = RunFolder.open(copied)
+    first = audit(left, "without-client-1", federation).methods
+    assert {name: own.judgement.attempt for name, own in first.items()} == {
+        name: own.judgement.attempt for name, own in audited.methods.items()
+    }
+    shutil.rmtree(sorted((copied / "without-client-1").glob("retrain-*"))[-1])
+    counts = [own.judgement.attempt for own in audit(left, "without-client-1", federation).methods.values()]
+    assert min(counts) > max(own.judgement.attempt for own in audited.methods.values())
 
 
 def test_no_retrained_models_no_attacks(folder, federation, tmp_path):

@@ -81,7 +81,7 @@ def mean_variation(logits: Tensor, others: Sequence[Tensor]) -> float:
         0.5
     """
     mean = torch.stack([other.double().softmax(dim=1) for other in others]).mean(dim=0)
-    return _variation(logits.double().softmax(dim=1), mean)
+    return variation(logits.double().softmax(dim=1), mean)
 
 
 def copied(answers: Tensor, retrained: Sequence[Tensor]) -> int | None:
@@ -97,13 +97,14 @@ def copied(answers: Tensor, retrained: Sequence[Tensor]) -> int | None:
         (2, None)
     """
     chances = [one.double().softmax(dim=1) for one in retrained]
-    pairs = [_variation(one, other) for number, one in enumerate(chances) for other in chances[:number]]
+    pairs = [variation(one, other) for number, one in enumerate(chances) for other in chances[:number]]
     if not pairs:
         return None
-    own = [_variation(answers.double().softmax(dim=1), other) for other in chances]
+    own = [variation(answers.double().softmax(dim=1), other) for other in chances]
     nearest = min(range(len(own)), key=lambda number: own[number])
     return nearest if own[nearest] < COPY * min(pairs) else None
 
 
-def _variation(first: Tensor, second: Tensor) -> float:
+def variation(first: Tensor, second: Tensor) -> float:
+    """Total variation between two models' probabilities, mean over samples."""
     return float((first - second).abs().sum(dim=1).mean()) / 2

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from expunge.auditing.attempts import asked_now, model_digest, samples_digest
+from expunge.auditing.attempts import asked_now, model_digest, samples_digest, setting_digest
+from expunge.auditing.doubts import NONCE_IS_KNOWN, doubted, doubts
 from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence, solver_evidence
 from expunge.auditing.exam import Exam, Samples, Trigger
 from expunge.auditing.given import (
@@ -20,15 +21,19 @@ from expunge.auditing.given import (
     answers_of,
     as_module,
     count_classes,
+    is_alike,
     on_the_way_to,
     read_samples,
+    require_alone,
     require_different,
     weights_of,
 )
 from expunge.auditing.later import judged_later
 from expunge.auditing.measured import Measured
 from expunge.auditing.model_audit import ModelAudit, Panel
+from expunge.auditing.sample_doubts import require_stamping, require_unseen
 from expunge.auditing.statement import statement
+from expunge.auditing.way_back import OnTheWay
 from expunge.core.batch import Batch, run
 from expunge.core.losses import CrossEntropy, Loss, as_loss, objective
 from expunge.errors import DataError, RequestError
@@ -122,14 +127,22 @@ def audit(
     weights = {name: weights_of(module, name) for name, module in models.items()}
     require_different(weights)
     exam = _exam(models, forgotten, unseen, retained, _triggers(trigger, target, triggered), triggered)
-    judged_model = model_digest(weights["after"].digest, answers_of(models["after"], exam.forgotten[0]))
-    asked = asked_now(record, samples_digest(exam.forgotten), judged_model, nonce)
+    said = torch.cat([answers_of(models["after"], inputs) for inputs, _ in (exam.forgotten, exam.unseen)])
+    judged_model, others_given = model_digest(weights["after"].digest, said), [*weights][2:]
+    asked = asked_now(
+        record,
+        samples_digest(exam.forgotten),
+        judged_model,
+        nonce,
+        setting_digest(*exam.unseen, *_stamped(exam), exam.triggered),
+        [weights[name].digest for name in others_given],
+    )
     drawn = asked.probes(exam, weights["after"])
     first, second, *others = (
         drawn.measure(
             partial(answers_of, module),
             weights[name],
-            on_the_way_to(module, models["before"]) if same_start else None,
+            _way_back(module, models["before"], exam.unseen[0][:TRIED]) if same_start else None,
             same_start=name.startswith(OWN),
         )
         for name, module in models.items()
@@ -140,10 +153,22 @@ def audit(
     evidence += [] if exam.retained is None else _retained_evidence(models, exam.retained, trained_with)
     if isinstance(after, Outcome):
         evidence.append(solver_evidence(after.details))
-    judgement = drawn.judgement(second, first, others, asked.attempt)
+    wrong = doubts(drawn, models, first, others) + ([NONCE_IS_KNOWN] if asked.is_known else [])
+    judgement = doubted(drawn.judgement(second, first, others, asked.attempt), wrong)
+    later = {} if any(own.forbids for own in wrong) else later
     trained, own, *references = (module for name, module in models.items() if not name.startswith(OWN))
     looks = judged_later(drawn, _ways(later or {}, drawn), own, trained, references, judgement)
     return Panel(drawn, first, others).audit(second, judgement, asked, evidence, looks)
+
+
+def _stamped(exam: Exam) -> list[Tensor | int]:
+    """What triggers do to the first unseen samples, and what they ask for."""
+    inputs = exam.unseen[0][:TRIED]
+    return [part for trigger in exam.triggers for part in (trigger.stamp(inputs), trigger.target)]
+
+
+def _way_back(module: nn.Module, before: nn.Module, inputs: Tensor) -> OnTheWay | None:
+    return on_the_way_to(module, before) if module is before or is_alike(module, before, inputs) else None
 
 
 def _numbered(name: str, models: Sequence[Model]) -> dict[str, Model]:
@@ -161,6 +186,8 @@ def _ways(
         if not isinstance(found, nn.Module):
             raise RequestError(f"later[{name!r}] must return the module that it trained.")
         found = as_module(found, module, given)
+        if weights_of(found, given).is_same(weights_of(module, given)):
+            raise RequestError(f"later[{name!r}] left a model as it was: it must train it on.")
         return exam.measure(partial(answers_of, found), weights_of(found, given))
 
     return {name: partial(way, name) for name in later}
@@ -192,13 +219,16 @@ def _exam(
     for what, (inputs, _) in sets.items():
         if what != "forgotten" and torch.equal(inputs, sets["forgotten"][0]):
             raise DataError(f"The {what} samples are the forgotten ones: give others.")
+    require_unseen(sets)
     tried = {what: inputs[:TRIED] for what, (inputs, _) in sets.items()}
     if triggers:
         tried["stamped"] = triggers[0].stamp(tried["unseen"])
         if not isinstance(tried["stamped"], Tensor) or tried["stamped"].shape != tried["unseen"].shape:
             raise DataError("The trigger must return the inputs that it is given, stamped: as many, of one shape.")
+        require_stamping(sets["unseen"], triggers[0])
     for name, module in models.items():
         classes = count_classes(module, name, tried)
+        require_alone(module, name, tried)
         for what, (_, labels) in sets.items():
             if int(labels.min()) < 0 or int(labels.max()) >= classes:
                 raise DataError(

@@ -45,6 +45,9 @@ Samples = tuple[Tensor, Tensor]
 LEAST_FORGOTTEN = 20
 """Below so many samples one of them is worth 5 points: more than is to be told."""
 
+ENOUGH = 1000
+"""So many samples are looked at to see whether they are different ones."""
+
 
 @dataclass(frozen=True, eq=False)
 class Trigger:
@@ -155,12 +158,13 @@ class Exam:
         """
         others = [other for other in retrained if other is not measured]
         require_comparable(measured, trained, others)
-        for what, least, count in (
-            ("forgotten", LEAST_FORGOTTEN, len(self.forgotten[1])),
-            ("unseen", LEAST_UNSEEN, len(self.unseen[1])),
+        for what, least, count, given in (
+            ("forgotten", LEAST_FORGOTTEN, self._counts[0], len(self.forgotten[1])),
+            ("unseen", LEAST_UNSEEN, self._counts[1], len(self.unseen[1])),
         ):
             if count < least:
-                short = f"{count} {what} samples are too few for a verdict: at least {least} are needed."
+                kind = f"different {what}" if count < given else what
+                short = f"{count} {kind} samples are too few for a verdict: at least {least} are needed."
                 return Judgement(Verdict.UNDECIDED, short, attempt=attempt)
         if not measured.is_finite:
             return Judgement(Verdict.DAMAGED, "The model's outputs are not finite.", attempt=attempt)
@@ -223,6 +227,12 @@ class Exam:
     def weights(self) -> Tensor:
         """Of the non-members: they get the forgotten samples' labels and triggers."""
         return matched_weights(self._forget_groups.cpu(), self._other_groups.cpu())
+
+    @cached_property
+    def _counts(self) -> tuple[int, int]:
+        """How many different samples there are to forget, and unseen: one that is given often tells no more."""
+        forgotten, unseen = (different(own[0]) for own in (self.forgotten, self.unseen))
+        return forgotten, unseen
 
     @cached_property
     def other_labels(self) -> Tensor:
@@ -288,6 +298,16 @@ class Exam:
                 "mia_success": attack.success_rate,
             }
         return replace(found, alone=found.alone | alone)
+
+
+def different(inputs: Tensor) -> int:
+    """How many of the samples are different, of a thousand at most: more than that are enough for anything.
+
+    Example:
+        >>> different(torch.eye(2).repeat(30, 1))
+        2
+    """
+    return len(torch.unique(inputs[:ENOUGH].flatten(1) if inputs.dim() > 1 else inputs[:ENOUGH], dim=0))
 
 
 def since_first(asked: Sequence[Compared], first: Sequence[Finding]) -> list[Compared]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import TypeGuard
@@ -131,6 +132,45 @@ def count_classes(module: nn.Module, name: str, tried: Mapping[str, Tensor]) -> 
     return max(found)
 
 
+UNSURE = 0.05
+"""Outputs for a sample that differ by more than this part of what is usual are not rounded alone."""
+
+
+FEW = 8
+"""So many samples of all sets together are asked about at once."""
+
+
+def require_alone(module: nn.Module, name: str, tried: Mapping[str, Tensor]) -> None:
+    """Refuse a model whose answer to a sample depends on those beside it: it is asked in batches, and used one by one.
+
+    So do layers that normalise by the batch in evaluation mode, too; and a model can tell an audit's batches, all of
+    them stamped, from what comes to it later. Each sample's answer is compared with that among a few samples of all
+    sets, and that of one alone.
+
+    Example:
+        >>> module = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)).eval()
+        >>> require_alone(module, "after", {"unseen": torch.arange(20.0).reshape(10, 2)})
+        Traceback (most recent call last):
+        expunge.errors.ModelError: The model given as after answers a sample otherwise when other ones are beside it...
+    """
+    alike = [inputs for inputs in tried.values() if inputs.shape[1:] == next(iter(tried.values())).shape[1:]]
+    known = torch.cat([answers_of(module, inputs) for inputs in alike]).double()
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(len(known))).to(known.device)
+    among = torch.empty_like(known)
+    mixed = torch.cat(alike)[order]
+    among[order] = torch.cat([answers_of(module, few) for few in torch.split(mixed, FEW)]).double()
+    heads = [sum(map(len, alike[:number])) for number in range(len(alike))]
+    with suppress(RuntimeError, IndexError, ValueError):  # of one sample, which not every model takes
+        for place, inputs in zip(heads, alike, strict=True):
+            among[place] = answers_of(module, inputs[:1])[0].double()
+    usual = known.norm() / len(known) ** 0.5
+    if bool(((among - known).norm(dim=1) > UNSURE * usual).any()):
+        raise ModelError(
+            f"The model given as {name} answers a sample otherwise when other ones are beside it, in evaluation mode: "
+            "no statistics of the batch may be in what it gives for one sample."
+        )
+
+
 def on_the_way_to(module: nn.Module, before: nn.Module) -> OnTheWay | None:
     """How a module answers on its way to the trained one; None where their weights are not alike in name and shape.
 
@@ -154,6 +194,25 @@ def on_the_way_to(module: nn.Module, before: nn.Module) -> OnTheWay | None:
         return partial(answers_of, other)
 
     return moved
+
+
+def is_alike(module: nn.Module, before: nn.Module, inputs: Tensor) -> bool:
+    """Whether a module is of the trained one's architecture: with all of its weights it answers like it.
+
+    Whoever brings code may keep weights where nobody looks, and have others beside them that do nothing.
+
+    Example:
+        >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> is_alike(one, other, torch.eye(2)), is_alike(nn.Sequential(one), other, torch.eye(2))
+        (True, False)
+    """
+    copy = deepcopy(module)
+    try:
+        copy.load_state_dict(before.state_dict())
+    except RuntimeError:
+        return False
+    expected, found = (answers_of(own, inputs).double() for own in (before, copy))
+    return expected.shape == found.shape and bool((found - expected).norm() <= UNSURE * expected.norm())
 
 
 def answers_of(module: nn.Module, inputs: Tensor) -> Tensor:

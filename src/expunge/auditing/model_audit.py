@@ -67,11 +67,13 @@ class Asked:
         nonce: the auditor's.
         attempt: from 1 on.
         counted: whether earlier audits of the request are known.
+        is_known: whether another model was asked with this nonce before, so that the maker of this one may know it.
     """
 
     nonce: str
     attempt: int = 1
     counted: bool = False
+    is_known: bool = False
 
     def probes(self, exam: Exam, model: Snapshot) -> Exam:
         """The exam with questions drawn for this model."""

@@ -3,7 +3,8 @@
 A spoiled reference would widen the spread and hide what others tell. Each one is compared with what the rest foretell
 (Student's t, one measure of forgetting at a time; distances to the others would say it twice), and counts as spoiled
 only where it also lies off by more than the smallest margin that is ever asked for. Many that fall out are no accident:
-then nothing is judged.
+then nothing is judged. Several that are spoiled alike hide each other, since each finds the others among the rest: so
+it is also asked whether all fall into two groups, with nothing in between.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ MOST_LEFT_OUT = 0.2
 
 FEWEST_TO_LOOK = 4
 """With fewer, the rest have hardly a spread to compare one with."""
+
+BETWEEN = 15.0
+"""Two groups are so many of their own standard deviations apart: one measure of five honest models is in 4 of 1000
+cases, of eight in 1 of 10,000 (simulated, normal values)."""
+
+HALF = 0.5
+"""And a part of what there was to forget that tells who had the data from who had it not."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,44 @@ def outliers(measures: Sequence[Compared]) -> list[Outlier]:
 def too_many(found: Sequence[Outlier], count: int) -> bool:
     """Whether so many of the retrained models fell out that the rest cannot be trusted either."""
     return len(found) > MOST_LEFT_OUT * count
+
+
+def parted(measures: Sequence[Compared]) -> str | None:
+    """A sentence where the retrained models are of two kinds, at least two of each, by a measure of forgetting.
+
+    Example:
+        >>> from expunge.auditing.measures import MEASURES
+        >>> values = (0.010, 0.012, 0.96, 0.011, 0.013, 0.97)
+        >>> print(parted([Compared(MEASURES["asr"], 0.02, 0.98, values)]))
+        attack success is 1.0% to 1.3% in retrained[0], [1], [3], [4], and 96.0% to 97.0% in [2], [5]
+    """
+    for one in measures:
+        if not one.measure.about_forgetting or one.measure.side != "both":
+            continue
+        order = sorted(range(len(one.retrained)), key=lambda number: one.retrained[number])
+        for place in range(2, len(order) - 1):
+            groups = order[:place], order[place:]
+            if _are_apart(one, *([one.retrained[number] for number in group] for group in groups)):
+                return _two_kinds(one, *groups)
+    return None
+
+
+def _are_apart(one: Compared, low: Sequence[float], high: Sequence[float]) -> bool:
+    """Both in order."""
+    squares = sum((value - fmean(group)) ** 2 for group in (low, high) for value in group)
+    own = max(math.sqrt(squares / (len(low) + len(high) - 2)), one.step)
+    gap, most = high[0] - low[-1], max(abs(one.trained - low[0]), abs(one.trained - high[-1]))
+    return gap > max(BETWEEN * own, HALF * most)
+
+
+def _two_kinds(one: Compared, low: Sequence[int], high: Sequence[int]) -> str:
+    show = one.measure.shown
+
+    def told(group: Sequence[int]) -> str:
+        return f"{show(one.retrained[group[0]])} to {show(one.retrained[group[-1]])}"
+
+    names = [", ".join(f"[{number}]" for number in sorted(group)) for group in (low, high)]
+    return f"{one.measure.label} is {told(low)} in retrained{names[0]}, and {told(high)} in {names[1]}"
 
 
 def _worst(measures: Sequence[Compared]) -> tuple[int, str] | None:

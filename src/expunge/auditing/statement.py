@@ -8,7 +8,7 @@ each word is right was measured (`expunge bench evidence`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -28,9 +28,12 @@ from expunge.auditing.given import (
     as_module,
     count_classes,
     read_samples,
+    require_alone,
     require_different,
     weights_of,
 )
+from expunge.auditing.reference_doubts import kinship
+from expunge.auditing.sample_doubts import require_unseen
 from expunge.core.losses import CrossEntropy
 from expunge.errors import DataError, RequestError
 from expunge.federation.engines.local_data import Data
@@ -137,14 +140,17 @@ def evidence(
     device = next(before.parameters()).device
     sources = {"unseen": unseen, "forgotten": forgotten, "retained": retained}
     sets = {what: read_samples(own, what, device) for what, own in sources.items() if own is not None}
+    require_unseen(sets)
     backdoor = _backdoor(trigger, target, sets["unseen"][0])
     _try(models, sets, backdoor)
     answers = {name: partial(answers_of, module) for name, module in models.items()}
     others = [own for name, own in answers.items() if name.startswith("short")]
     found = _convex(models, sets, l2)
-    return statement(
+    said = statement(
         answers["before"], answers["after"], sets["unseen"], sets.get("forgotten"), backdoor, others, found
     )
+    wrong = kinship(before, {name: own for name, own in models.items() if name.startswith("short")})
+    return replace(said, sentence=" ".join([said.sentence, *(f"But look first: {own}" for own in wrong if own)]))
 
 
 def statement(
@@ -207,6 +213,7 @@ def _try(models: Mapping[str, nn.Module], sets: Mapping[str, Samples], backdoor:
     tried = {what: inputs[:TRIED] for what, (inputs, _) in sets.items()}
     for name, module in models.items():
         classes = count_classes(module, name, tried)
+        require_alone(module, name, tried)
         for what, (_, labels) in sets.items():
             if int(labels.min()) < 0 or int(labels.max()) >= classes:
                 raise DataError(f"The {what} samples have labels that the {classes} classes of {name} do not have.")

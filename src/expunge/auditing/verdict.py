@@ -23,7 +23,7 @@ from statistics import median
 from expunge.auditing.margins import LEVEL, SHARE, Finding, findings
 from expunge.auditing.measures import LEAST, ON_THE_WAY, Compared
 from expunge.auditing.power import Power, models_needed, power_of
-from expunge.auditing.references import Outlier, outliers, too_many
+from expunge.auditing.references import Outlier, outliers, parted, too_many
 from expunge.errors import RequestError
 
 RETRAINS = 5
@@ -112,6 +112,12 @@ def judge(measures: Sequence[Compared], attempt: int = 1) -> Judgement:
         return Judgement(
             Verdict.UNDECIDED, short, attempt=attempt, would_decide=f"{_more(RETRAINS - count)} might decide."
         )
+    two_kinds = parted(measures)
+    if two_kinds is not None:
+        reason = (
+            f"The retrained models are of two kinds, so nothing was judged: {two_kinds}. Had some of them the data?"
+        )
+        return Judgement(Verdict.UNDECIDED, reason, attempt=attempt)
     refused = tuple(outliers(measures))
     if too_many(refused, count):
         reason = f"The retrained models disagree, so nothing was judged: {refused[0].sentence}."

@@ -93,6 +93,7 @@ def audit(
     evaluation, request, trained = run.evaluation, run.request, run.trained
     references = [measured for _, measured in run.retrained]
     panel = Panel(evaluation.exam, run.before, [*references, *run.sharing])
+    beside = [other.model.digest for other in panel.retrained + panel.same_start]
     ways = _ways(folder, federation, request, persistence, relearning)
     methods: dict[str, ModelAudit] = {}
     questioned: dict[str, Questioned] = {}
@@ -100,7 +101,7 @@ def audit(
         outcome = Outcome(own.method, ServerState(own.model), own.cost, details=own.details)
         evidence = [_said(evaluation, federation, trained, own.model)]
         evidence += engine_evidence(folder.engine(federation), trained, outcome, request)
-        asked = asked_now(folder.path / RECORD, run.samples, own.model.digest, nonce)
+        asked = asked_now(folder.path / RECORD, run.samples, own.model.digest, nonce, beside=beside)
         questioned[own.method] = answered = run.questioned(own.model, asked)
         models = [other.model for other, _ in run.retrained]
         later = _judged_later(answered.drawn, ways, own.model, trained, models, answered.judgement)
