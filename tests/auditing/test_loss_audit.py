@@ -1,4 +1,4 @@
-"""Audits of models that are no classifiers: a regression whose leaver follows a rule of its own, and what is refused."""
+"""Audits of models that are no classifiers: a regression whose leaver has a rule of its own, and what is refused."""
 
 import json
 from copy import deepcopy
