@@ -370,7 +370,7 @@ class TestRefused:
         self.refused(DataError, "as many, of one shape", world, trigger=lambda inputs: None)
         self.refused(DataError, "truth value for each", world, triggered=[True])
         self.refused(DataError, "truth value for each", world, triggered=world.triggered.long())
-        self.refused(RequestError, "squared error cannot be judged", world, loss="squared_error")
+        self.refused(RequestError, "A trigger is looked for among class scores", world, loss="squared_error")
         self.refused(RequestError, "l2 belongs to the retained loss", world, l2=0.1, retained=None)
 
 

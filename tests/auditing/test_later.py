@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import expunge
-from expunge.auditing.exam import since_first
+from expunge.auditing.judging import since_first
 from expunge.auditing.later import deciding, judged_later, learnt_again, more_rounds
 from expunge.auditing.margins import findings
 from expunge.auditing.measures import MEASURES, Compared

@@ -92,6 +92,22 @@ def test_the_audit_decides(tmp_path):
     assert (place.folder / "ledger" / "audits" / f"{number}.json").exists()
 
 
+RUN = "forward=lambda model, batch: model(batch.inputs[0]), unseen=lambda: list(zip(*samples(200, 0))),"
+"""How the model is run says that its outputs need not be class scores."""
+
+
+def test_models_that_are_no_classifiers_are_audited_by_their_losses(tmp_path):
+    place = Place(tmp_path / "place", RUN)
+    number, again = place.ask("bob"), place.ask("cyd")
+    waiting = dataclasses.replace(WAITING, method="retrain", retrains=3)
+    place.work(waiting).run([number])
+    audited = place.ledger.case(number).facts["audited"]
+    assert audited["by"] == "verdict"
+    assert {"forget_loss", "distance", "kept_share"} <= {one["measure"] for one in audited["margins"]}
+    place.work(dataclasses.replace(waiting, retrains=0)).run([again])
+    assert place.ledger.case(again).facts["audited"]["word"] == "NO EVIDENCE"
+
+
 @pytest.mark.parametrize(("word", "state"), [("SUPPORTED", "audited"), ("NOT SUPPORTED", "retrain-needed")])
 def test_a_word_opens_the_gate_or_shuts_it(place, monkeypatch, word, state):
     monkeypatch.setattr(

@@ -96,15 +96,24 @@ def copied(answers: Tensor, retrained: Sequence[Tensor]) -> int | None:
         >>> copied(models[2] + 0.01, models[:3]), copied(models[3], models[:3])
         (2, None)
     """
-    chances = [one.double().softmax(dim=1) for one in retrained]
-    pairs = [variation(one, other) for number, one in enumerate(chances) for other in chances[:number]]
+    return repeated(answers.double().softmax(dim=1), [one.double().softmax(dim=1) for one in retrained])
+
+
+def repeated(own: Tensor, others: Sequence[Tensor]) -> int | None:
+    """The same of any numbers, a row a sample, that models answer with.
+
+    Example:
+        >>> repeated(torch.tensor([1.0, 2.1]), [torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])])
+        0
+    """
+    pairs = [variation(one, other) for number, one in enumerate(others) for other in others[:number]]
     if not pairs:
         return None
-    own = [variation(answers.double().softmax(dim=1), other) for other in chances]
-    nearest = min(range(len(own)), key=lambda number: own[number])
-    return nearest if own[nearest] < COPY * min(pairs) else None
+    apart = [variation(own, other) for other in others]
+    nearest = min(range(len(apart)), key=lambda number: apart[number])
+    return nearest if apart[nearest] < COPY * min(pairs) else None
 
 
 def variation(first: Tensor, second: Tensor) -> float:
     """Total variation between two models' probabilities, mean over samples."""
-    return float((first - second).abs().sum(dim=1).mean()) / 2
+    return float((first - second).abs().reshape(len(first), -1).sum(dim=1).mean()) / 2

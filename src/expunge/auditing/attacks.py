@@ -6,13 +6,13 @@ A retrained model is attacked with the help of the others only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from expunge.auditing.comparison import Scores
-from expunge.auditing.exam import Exam
 from expunge.auditing.lira import lira
 from expunge.auditing.measured import Measured
 from expunge.auditing.rmia import rmia
@@ -22,7 +22,26 @@ FEWEST_SHADOWS = 4
 """LiRA needs a spread over shadows, and one of them is the target when a retrained model is attacked."""
 
 
-def attack_scores(exam: Exam, model: Measured, retrained: Sequence[Measured]) -> dict[str, Scores]:
+class Questions(Protocol):
+    """What the attacks need of an exam."""
+
+    @property
+    def forgotten(self) -> tuple[Tensor, Tensor]:
+        """The samples to forget: inputs and labels."""
+
+    @property
+    def retained(self) -> tuple[Tensor, Tensor] | None:
+        """Samples that stay."""
+
+    @property
+    def other_labels(self) -> Tensor:
+        """Labels of the non-members."""
+
+    def scores(self, measured: Measured, signal: str) -> Scores:
+        """A membership signal of members and non-members."""
+
+
+def attack_scores(exam: Questions, model: Measured, retrained: Sequence[Measured]) -> dict[str, Scores]:
     """By the attack's name, the scores of the forgotten samples and of the non-members, large for members.
 
     The loss and the modified entropy need no shadows; Shokri's classifiers learn from what the shadows answer for the
@@ -41,11 +60,16 @@ def attack_scores(exam: Exam, model: Measured, retrained: Sequence[Measured]) ->
     if exam.retained is not None and bool(torch.isin(exam.forgotten[1], _shadow_labels(exam)).all()):
         found["shadow models"] = _shadow_models(exam, model, shadows)
     found["RMIA"] = _rmia(signals["loss"], [exam.scores(shadow, "loss") for shadow in shadows])
-    found["LiRA"] = _lira(signals["confidence"], [exam.scores(shadow, "confidence") for shadow in shadows])
+    found["LiRA"] = by_lira(signals["confidence"], [exam.scores(shadow, "confidence") for shadow in shadows])
     return found
 
 
-def _shadow_models(exam: Exam, model: Measured, shadows: Sequence[Measured]) -> Scores:
+def by_lira(target: Scores, shadows: Sequence[Scores]) -> Scores:
+    """Offline: how far above what models without the sample give, in standard deviations."""
+    return _both(target, shadows, lambda own, table, masks: lira(own, table, masks, online=False))
+
+
+def _shadow_models(exam: Questions, model: Measured, shadows: Sequence[Measured]) -> Scores:
     """Every shadow was trained on the retained samples and on none of the unseen."""
     labels, others, forgotten = _shadow_labels(exam), exam.other_labels, exam.forgotten[1]
     members = np.arange(len(labels)) < len(labels) - len(others)
@@ -55,14 +79,9 @@ def _shadow_models(exam: Exam, model: Measured, shadows: Sequence[Measured]) -> 
     return Scores(scores[: len(forgotten)], scores[len(forgotten) :])
 
 
-def _shadow_labels(exam: Exam) -> Tensor:
+def _shadow_labels(exam: Questions) -> Tensor:
     """Of what the shadows answered for: the retained samples, then the non-members."""
     return exam.other_labels if exam.retained is None else torch.cat([exam.retained[1], exam.other_labels])
-
-
-def _lira(target: Scores, shadows: Sequence[Scores]) -> Scores:
-    """Offline: how far above what models without the sample give, in standard deviations."""
-    return _both(target, shadows, lambda own, table, masks: lira(own, table, masks, online=False))
 
 
 def _rmia(target: Scores, shadows: Sequence[Scores]) -> Scores:

@@ -19,6 +19,7 @@ from expunge.auditing.exam import Samples, Trigger
 from expunge.auditing.odd_labels import OddLabels
 from expunge.auditing.placebo import FEWEST, Hold, Kept, as_hold, kept_share, mean_raised, ranks
 from expunge.auditing.residual import retained_residual
+from expunge.auditing.student import value_beyond
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError
@@ -34,6 +35,8 @@ FEW = 10
 """Fewer samples than this say nothing."""
 WORSE = 0.05
 """The loss of accuracy on unseen samples that is damage, where it is beyond doubt."""
+MORE = 0.2
+"""The part by which a loss on unseen samples rises that is damage, where no retrained model says what leaving costs."""
 LOST = 0.5
 """A class that loses more than this share of its right answers was switched off."""
 
@@ -129,6 +132,25 @@ def usefulness_check(before: Answers, after: Answers, unseen: Samples) -> Eviden
             return Evidence("usefulness", "against", text, {**values, "class": float(label)})
     text = f"The accuracy on unseen samples went {numbers}: nothing speaks for damage."
     return Evidence("usefulness", "neither", text, values)
+
+
+def loss_check(before: Tensor, after: Tensor) -> Evidence:
+    """Is a model that is no classifier still of use? By its losses on unseen samples, the same for both models.
+
+    Example:
+        >>> was = torch.linspace(1, 2, 100)
+        >>> loss_check(was, was + 0.5).leaning, loss_check(was, was + 0.01).leaning
+        ('against', 'neither')
+    """
+    rise = (after - before).double()
+    first, second = float(before.double().mean()), float(after.double().mean())
+    values = {"before": first, "after": second}
+    numbers = f"from {first:.4g} to {second:.4g}"
+    error = float(rise.std()) / len(rise) ** 0.5 if len(rise) > 1 else 0.0
+    surely = float(rise.mean()) - value_beyond(LEVEL, max(len(rise) - 1, 1)) * error
+    if not surely <= MORE * abs(first):  # a NaN is damage
+        return Evidence("use", "against", f"The loss on unseen samples rose {numbers}: the model was damaged.", values)
+    return Evidence("use", "neither", f"The loss on unseen samples went {numbers}: nothing speaks for damage.", values)
 
 
 def convex_check(before: nn.Module, after: nn.Module, loss: CrossEntropy, retained: Samples) -> Evidence:

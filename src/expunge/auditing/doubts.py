@@ -19,11 +19,13 @@ from torch import nn
 
 from expunge.auditing.exam import Exam
 from expunge.auditing.given import answers_of
+from expunge.auditing.loss_exam import MeasuredLosses
 from expunge.auditing.measured import Measured
 from expunge.auditing.measures import LEAST
 from expunge.auditing.reference_doubts import kinship, knowing, repeated, stage
 from expunge.auditing.sample_doubts import (
     exchanged,
+    exchanged_losses,
     forgotten_labels,
     idle_trigger,
     marks,
@@ -90,6 +92,20 @@ def doubts(exam: Exam, modules: Mapping[str, nn.Module], trained: Measured, othe
     if len(exam.triggers) == 1:
         answers = {name: partial(answers_of, module) for name, module in retrained.items()}
         found.append(_doubt(knowing(exam, partial(answers_of, before), answers)))
+    return [own for own in found if own is not None]
+
+
+def loss_doubts(
+    modules: Mapping[str, nn.Module], trained: MeasuredLosses, others: Sequence[MeasuredLosses]
+) -> list[Doubt]:
+    """The same of models that are no classifiers, as far as weights and losses tell."""
+    fresh = [other for other in others if not other.same_start]
+    if len(fresh) < LEAST:
+        return []
+    named = dict(zip(list(modules)[2:], others, strict=True))
+    first = {name: module for name, module in modules.items() if name in named and not named[name].same_start}
+    one_source, akin = kinship(modules["before"], first)
+    found = [_doubt(one_source), _doubt(akin, forbids=False), _doubt(exchanged_losses(trained, fresh))]
     return [own for own in found if own is not None]
 
 

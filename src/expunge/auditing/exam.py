@@ -1,4 +1,4 @@
-"""One exam for all models: the samples that they are asked about, and what their answers say of each alone.
+"""One exam for all classifiers: the samples that they are asked about, and what their answers say of each alone.
 
 Trained, forgotten and retrained models answer for the same samples: those to forget, unseen ones, and, where there are
 some, retained ones and unseen ones with a trigger, in its place and elsewhere. Benchmark federations and somebody's own
@@ -7,7 +7,7 @@ models sit the same exam. An audit draws its questions when the model is fixed (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,33 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expunge.auditing.answers import Answers, copied, directions, margins_of
+from expunge.auditing.attacks import attack_scores
 from expunge.auditing.comparison import Scores
+from expunge.auditing.evidence import Evidence, Outputs, held_out_evidence
 from expunge.auditing.functional import accuracy, mean_loss
-from expunge.auditing.margins import SPREADS, Finding
-from expunge.auditing.measured import (
-    Measured,
-    beside,
-    chance_share,
-    kept_share,
-    on_the_way,
-    require_comparable,
-    strangers,
-)
-from expunge.auditing.measures import LEAST, STAND_INS, Compared, Measure, compared
+from expunge.auditing.judging import LEAST_FORGOTTEN, Judging
+from expunge.auditing.measured import Measured, beside
+from expunge.auditing.measures import Measure
 from expunge.auditing.membership import loss_threshold_attack, matched_weights
-from expunge.auditing.probes import LEAST_UNSEEN, Nearby, drawn_samples, nearby_triggers
-from expunge.auditing.signals import membership_scores
+from expunge.auditing.probes import Nearby, drawn_samples, nearby_triggers
+from expunge.auditing.signals import Floats, membership_scores, scaled_confidence
 from expunge.auditing.triggers import TriggerAsked, mean_hold
-from expunge.auditing.verdict import Judgement, Verdict, judge
 from expunge.auditing.way_back import FAR, NEAR, Back, OnTheWay
 from expunge.core.seeds import derived_seed
 from expunge.core.vectors import Snapshot
 
 Samples = tuple[Tensor, Tensor]
 """Inputs and labels."""
-
-LEAST_FORGOTTEN = 20
-"""Below so many samples one of them is worth 5 points: more than is to be told."""
 
 ENOUGH = 1000
 """So many samples are looked at to see whether they are different ones."""
@@ -58,7 +48,7 @@ class Trigger:
 
 
 @dataclass(frozen=True, eq=False)
-class Exam:
+class Exam(Judging[Measured]):
     """The samples that models are asked about.
 
     Non-members for the membership attack are the unseen samples, and for each trigger the same samples with it: matched
@@ -143,74 +133,34 @@ class Exam:
         pulled = self._asked(far, far(self.unseen[0])) if self.triggers else []
         return Back(torch.cat([directions(near(self.forgotten[0])), *turned]), mean_hold(pulled)["trigger_pull"])
 
-    def judgement(
-        self,
-        measured: Measured,
-        trained: Measured,
-        retrained: Sequence[Measured],
-        attempt: int = 1,
-        since: Judgement | None = None,
-    ) -> Judgement:
-        """The verdict on a model, beside retrained ones; one of these is judged by the others.
+    @cached_property
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """How many different samples there are, and how many in all: one that is given often tells no more."""
+        sets = {"forgotten": self.forgotten, "unseen": self.unseen}
+        return {what: (different(inputs), len(labels)) for what, (inputs, labels) in sets.items()}
 
-        ``since`` is that of the same models before all were trained on: then only forgetting is asked for, and by no
-        smaller margin than at first.
-        """
-        others = [other for other in retrained if other is not measured]
-        require_comparable(measured, trained, others)
-        for what, least, count, given in (
-            ("forgotten", LEAST_FORGOTTEN, self._counts[0], len(self.forgotten[1])),
-            ("unseen", LEAST_UNSEEN, self._counts[1], len(self.unseen[1])),
-        ):
-            if count < least:
-                kind = f"different {what}" if count < given else what
-                short = f"{count} {kind} samples are too few for a verdict: at least {least} are needed."
-                return Judgement(Verdict.UNDECIDED, short, attempt=attempt)
-        if not measured.is_finite:
-            return Judgement(Verdict.DAMAGED, "The model's outputs are not finite.", attempt=attempt)
-        for name, own in (("retrained", False), ("same_start", True)):  # those of one start are nearer to each other
-            source = copied(measured.logits, [other.logits for other in others if other.same_start is own])
-            if source is not None:
-                text = (
-                    f"It repeats the answers of {name}[{source}], which says nothing of its own: compare with others."
-                )
-                return Judgement(Verdict.UNDECIDED, text, attempt=attempt)
-        strange = strangers(trained, others)
-        others = [other for other in others if other not in strange.values()]
-        asked = self.compared(measured, trained, others)
-        found = judge(asked if since is None else since_first(asked, since.findings), attempt)
-        found = replace(found, reason=found.reason + _left_out(strange, others))
-        if found.verdict is Verdict.EQUIVALENT and since is None and _is_out_of_the_way(measured, others):
-            text = "Nothing speaks against it, but it is of another architecture than the trained model, so whether the"
-            told = f"{text} trained model's weights are mixed into it cannot be asked."
-            return replace(found, verdict=Verdict.UNDECIDED, reason=told)
-        return found
+    def beside(self, model: Measured, others: Sequence[Measured]) -> dict[str, float | None]:
+        """What a model shows beside others that were trained apart."""
+        return beside(model, others)
 
-    def compared(self, measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> list[Compared]:
-        """Every measure of all models; a distance to the others is taken for each retrained one without itself.
+    def copied(self, measured: Measured, others: Sequence[Measured]) -> int | None:
+        """The number of the model whose answers these repeat."""
+        return copied(measured.logits, [other.logits for other in others])
 
-        Those that share the trained model's start are alike in more than retraining is, so they stand apart: they tell
-        what an honest model shows on the way back, and nothing else.
-        """
-        if all(other.same_start for other in retrained):
-            return []
-        fresh, sharing = ([other for other in retrained if other.same_start is own] for own in (False, True))
-        rest = [[other for other in fresh if other is not model] for model in fresh]
-        own, before, *others = (
-            model.alone | beside(model, them) | {"kept_share": kept_share(model, trained, them)}
-            for model, them in [(measured, fresh), (trained, fresh), *zip(fresh, rest, strict=True)]
-        )
-        shares: list[dict[str, float | None]] = []
-        if len(sharing) >= LEAST:
-            own, before, *shares = (
-                alone | on_the_way(model, trained, fresh)
-                for alone, model in [(own, measured), (before, trained), *(({}, other) for other in sharing)]
-            )
-        steps = {"kept_share": chance_share(trained, fresh) / SPREADS}
-        found = compared(own, before, others, lambda measure: steps.get(measure.name, self._step(measure)), shares)
-        return [one for one in found if one.measure.name not in STAND_INS]
+    def attacks(self, model: Measured, retrained: Sequence[Measured]) -> dict[str, Scores]:
+        """By the attack's name, scores of the forgotten samples and of non-members, large for members."""
+        return attack_scores(self, model, retrained)
 
-    def _step(self, measure: Measure) -> float:
+    def confidence(self, model: Measured) -> Floats:
+        """How well each forgotten sample is known, for KLoM."""
+        return scaled_confidence(model.forget_logits.cpu(), self.forgotten[1].cpu())
+
+    def held_out(self, before: Measured, after: Measured) -> list[Evidence]:
+        """Whether the forgotten samples are told from held-out ones with their labels."""
+        known, now = (Outputs(own.forget_logits.cpu(), own.test_logits.cpu()) for own in (before, after))
+        return [held_out_evidence(known, now, self.forgotten[1].cpu(), self.unseen[1].cpu())]
+
+    def step(self, measure: Measure) -> float:
         """What one sample is worth in a rate."""
         usable = [int(own.sum()) for own in self._usable]
         counts = {"test_accuracy": len(self.unseen[1]), "asr": min(usable, default=1)}
@@ -227,12 +177,6 @@ class Exam:
     def weights(self) -> Tensor:
         """Of the non-members: they get the forgotten samples' labels and triggers."""
         return matched_weights(self._forget_groups.cpu(), self._other_groups.cpu())
-
-    @cached_property
-    def _counts(self) -> tuple[int, int]:
-        """How many different samples there are to forget, and unseen: one that is given often tells no more."""
-        forgotten, unseen = (different(own[0]) for own in (self.forgotten, self.unseen))
-        return forgotten, unseen
 
     @cached_property
     def other_labels(self) -> Tensor:
@@ -308,34 +252,6 @@ def different(inputs: Tensor) -> int:
         2
     """
     return len(torch.unique(inputs[:ENOUGH].flatten(1) if inputs.dim() > 1 else inputs[:ENOUGH], dim=0))
-
-
-def since_first(asked: Sequence[Compared], first: Sequence[Finding]) -> list[Compared]:
-    """The measures of forgetting, with noise enough that no margin is below the first one.
-
-    What all models have learnt alike differs in the last decimals only, and a tenth of that would be no margin.
-    """
-    margins = {one.measure.name: one.margin for one in first if one.measure.about_forgetting}
-    return [
-        replace(one, step=max(one.step, margins[one.measure.name] / SPREADS))
-        for one in asked
-        if one.measure.name in margins
-    ]
-
-
-def _left_out(strange: Collection[int], others: Sequence[Measured]) -> str:
-    """Which models of the trained one's start were left out, and whether others were enough."""
-    if not strange:
-        return ""
-    names = " and ".join(f"same_start[{number}]" for number in strange)
-    enough = sum(other.same_start for other in others) >= LEAST
-    rest = "" if enough else " Whether the trained model's weights are mixed in was not asked, therefore."
-    return f" Left out: {names}, no nearer to the trained model than models of fresh starts.{rest}"
-
-
-def _is_out_of_the_way(measured: Measured, retrained: Sequence[Measured]) -> bool:
-    """Whether others were asked on the way back, and it cannot be."""
-    return measured.back is None and sum(other.same_start for other in retrained) >= LEAST
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

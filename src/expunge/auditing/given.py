@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -11,7 +11,6 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from expunge.auditing.answers import Answers
 from expunge.auditing.exam import Samples
 from expunge.auditing.way_back import OnTheWay
 from expunge.core.batch import Batch, run
@@ -182,16 +181,22 @@ def on_the_way_to(module: nn.Module, before: nn.Module) -> OnTheWay | None:
         >>> on_the_way_to(zero, one)(0.25)(torch.ones(1, 1)).tolist()
         [[0.25, 0.25]]
     """
+    moved = moved_towards(module, before)
+    return (lambda share: partial(answers_of, moved(share))) if moved is not None else None
+
+
+def moved_towards(module: nn.Module, before: nn.Module) -> Callable[[float], nn.Module] | None:
+    """A copy of a module that went so much of the way to the trained one; None where their weights are not alike."""
     own, theirs = (dict(each.named_parameters()) for each in (module, before))
     if {name: each.shape for name, each in own.items()} != {name: each.shape for name, each in theirs.items()}:
         return None
 
-    def moved(share: float) -> Answers:
+    def moved(share: float) -> nn.Module:
         other = deepcopy(module)
         with torch.no_grad():
             for name, weights in other.named_parameters():
                 weights.copy_((1 - share) * weights + share * theirs[name].to(weights))
-        return partial(answers_of, other)
+        return other
 
     return moved
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from expunge.auditing.exam import Exam
-from expunge.auditing.measured import Measured
+from expunge.auditing.judging import Judging
+from expunge.auditing.measured import Shown
 from expunge.auditing.tricks import owners_epoch, owners_only
 from expunge.auditing.verdict import Judgement, Verdict
 from expunge.core.vectors import Snapshot
@@ -30,6 +30,7 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.unlearning.request import Request
 
 Model = TypeVar("Model")
+Measured = TypeVar("Measured", bound=Shown)
 Way = Callable[[Snapshot], Snapshot]
 """Trains a model on; the one that it is given stays as it is."""
 
@@ -38,7 +39,7 @@ WRONG = (Verdict.UNDER_FORGOTTEN, Verdict.OVER_FORGOTTEN, Verdict.DAMAGED)
 
 
 def judged_later(
-    exam: Exam,
+    exam: Judging[Measured],
     ways: Mapping[str, Callable[[Model], Measured]],
     model: Model,
     trained: Model,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,50 @@ BESIDE = ("distance", "trigger_distance", "unseen_distance", "nearby_pull")
 """The measures of a model beside others, by name."""
 
 
+class Shown(Protocol):
+    """What one model shows, whatever it was asked: class scores, or its loss on every sample."""
+
+    @property
+    def model(self) -> Snapshot:
+        """Its weights."""
+
+    @property
+    def alone(self) -> dict[str, Any]:
+        """What it shows by itself, by the names of results."""
+
+    @property
+    def same_start(self) -> bool:
+        """Whether it was retrained from the trained model's own start."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that it answers are numbers."""
+
+    @property
+    def logits(self) -> Tensor:
+        """All its answers for samples as they are, a row a sample."""
+
+    @property
+    def directions(self) -> Tensor:
+        """What it answers on all that is to be forgotten."""
+
+    @property
+    def back(self) -> Back | None:
+        """What it shows on the way back to the trained model."""
+
+    @property
+    def use(self) -> float:
+        """Of what use it is on unseen samples: more is better."""
+
+    @property
+    def slack(self) -> float:
+        """How much less use is no accident."""
+
+    @property
+    def ask_half_way(self) -> Callable[[], float] | None:
+        """Asks of what use it is half way to the trained model; None where there is no such way."""
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """One model: its outputs on the sets that matter, and what they say of it alone.
@@ -43,7 +87,7 @@ class Measured:
         ask_nearby: asks about moved and noisy triggers.
         alone: by the names of results; what outputs that are not finite cannot say is None.
         ask_back: asks on the way back to the trained model; None where there is none, or nobody wants to know.
-        ask_half_way: how many unseen samples it gets right half way; None likewise.
+        ask_half_way: what share of the unseen samples it gets right half way; None likewise.
         same_start: whether it was retrained from the trained model's own start.
     """
 
@@ -81,6 +125,16 @@ class Measured:
         """All its answers for samples as they are."""
         return torch.cat([self.forget_logits, self.test_logits])
 
+    @property
+    def use(self) -> float:
+        """Its accuracy on unseen samples."""
+        return float(self.alone["test_accuracy"])
+
+    @property
+    def slack(self) -> float:
+        """How much less accuracy is no accident."""
+        return WORSE
+
     @cached_property
     def directions(self) -> Tensor:
         """All that is to be forgotten: where answers for the samples point, and where triggers turn other answers."""
@@ -103,7 +157,7 @@ def beside(model: Measured, others: Sequence[Measured], *, nearby: bool = True) 
     return dict(zip(BESIDE, (*distances, unseen, pulls), strict=True))
 
 
-def kept_share(model: Measured, trained: Measured, others: Sequence[Measured]) -> float | None:
+def kept_share(model: Shown, trained: Shown, others: Sequence[Shown]) -> float | None:
     """How much of the trained model's deviation from the others' mean answers is left in a model's own.
 
     The coefficient of a regression of one deviation on the other, over all classes and all samples of what is to be
@@ -113,25 +167,25 @@ def kept_share(model: Measured, trained: Measured, others: Sequence[Measured]) -
     return _share(model.directions, trained, others) if model.is_finite and others else None
 
 
-def on_the_way(model: Measured, trained: Measured, others: Sequence[Measured]) -> dict[str, float | None]:
+def on_the_way(model: Shown, trained: Shown, others: Sequence[Shown]) -> dict[str, float | None]:
     """The measures of the way back, by name; for the trained model, which is there, what it shows itself."""
     if not model.is_finite or not others:
         return dict.fromkeys(ON_THE_WAY)
     if model.model is trained.model:
-        return {BACK_SHARE: kept_share(trained, trained, others), BACK_PULL: trained.alone["trigger_pull"]}
+        return {BACK_SHARE: kept_share(trained, trained, others), BACK_PULL: trained.alone.get("trigger_pull")}
     back = model.back
     if back is None or not bool(torch.isfinite(back.directions).all()):
         return dict.fromkeys(ON_THE_WAY)
     return {BACK_SHARE: _share(back.directions, trained, others), BACK_PULL: back.pull}
 
 
-def _share(directions: Tensor, trained: Measured, others: Sequence[Measured]) -> float:
+def _share(directions: Tensor, trained: Shown, others: Sequence[Shown]) -> float:
     mean = _mean(others)
     apart = trained.directions - mean
     return float(((directions - mean) * apart).sum() / apart.square().sum()) if bool(apart.any()) else 0.0
 
 
-def chance_share(trained: Measured, retrained: Sequence[Measured]) -> float:
+def chance_share(trained: Shown, retrained: Sequence[Shown]) -> float:
     """How much of the trained model's deviation is what any training has: the retrained ones', squared, beside its own.
 
     A model that shares its start with the trained one may share as much with it and know nothing of the data, so no
@@ -144,10 +198,10 @@ def chance_share(trained: Measured, retrained: Sequence[Measured]) -> float:
     return min(1.0, drawn / max(_apart(trained, retrained), 1e-12))
 
 
-def require_comparable(measured: Measured, trained: Measured, retrained: Sequence[Measured]) -> None:
+def require_comparable(measured: Shown, trained: Shown, retrained: Sequence[Shown]) -> None:
     """Refuse what cannot be compared, with one line."""
     for model in (measured, *retrained):
-        if model.test_logits.shape != trained.test_logits.shape:
+        if model.logits.shape != trained.logits.shape:
             raise ModelError("The models give outputs of different shapes: compare models of one task.")
     if not trained.is_finite or not all(model.is_finite for model in retrained):
         raise ModelError("The trained or a retrained model has outputs that are not finite: load sound checkpoints.")
@@ -156,7 +210,7 @@ def require_comparable(measured: Measured, trained: Measured, retrained: Sequenc
             raise RequestError(f"The {name} is one of the retrained models: it cannot be compared with itself.")
 
 
-def strangers(trained: Measured, retrained: Sequence[Measured]) -> dict[int, Measured]:
+def strangers(trained: Shown, retrained: Sequence[Shown]) -> dict[int, Shown]:
     """By their numbers, retrained models that are said to share the trained one's start, and do not look like it.
 
     They lie no nearer to it than fresh ones do, and half way between the two models answer worse than at either end: a
@@ -167,7 +221,7 @@ def strangers(trained: Measured, retrained: Sequence[Measured]) -> dict[int, Mea
     for number, own in enumerate(other for other in retrained if other.same_start):
         if own.ask_half_way is None or shares_start(trained.model, [own.model], fresh):
             continue
-        if own.ask_half_way() < min(one.alone["test_accuracy"] for one in (own, trained)) - WORSE:
+        if own.ask_half_way() < min(one.use for one in (own, trained)) - trained.slack:
             found[number] = own
     return found
 
@@ -190,9 +244,9 @@ def shares_start(trained: Snapshot, own: Sequence[Snapshot], fresh: Sequence[Sna
     return not fresh or furthest < NEARER * median(map(apart, fresh))  # of the median: one of them may be spoiled
 
 
-def _mean(models: Sequence[Measured]) -> Tensor:
+def _mean(models: Sequence[Shown]) -> Tensor:
     return torch.stack([model.directions for model in models]).mean(dim=0)
 
 
-def _apart(model: Measured, others: Sequence[Measured]) -> float:
+def _apart(model: Shown, others: Sequence[Shown]) -> float:
     return float((model.directions - _mean(others)).square().sum())

@@ -12,26 +12,27 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from textwrap import fill
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from expunge.auditing import words
-from expunge.auditing.attacks import attack_scores
 from expunge.auditing.comparison import Comparison, Scores, beside_retrained
-from expunge.auditing.evidence import Evidence, Outputs, held_out_evidence
-from expunge.auditing.exam import Exam
+from expunge.auditing.evidence import Evidence
+from expunge.auditing.judging import Judging
 from expunge.auditing.klom import FEWEST_RETRAINED, Klom, klom
 from expunge.auditing.later import deciding
 from expunge.auditing.margins import Finding
-from expunge.auditing.measured import Measured
+from expunge.auditing.measured import Shown
 from expunge.auditing.membership import measure_attack
 from expunge.auditing.power import Power
 from expunge.auditing.probes import probe_seed
-from expunge.auditing.signals import scaled_confidence
 from expunge.auditing.verdict import Judgement, Verdict, level_of
 from expunge.core.vectors import Snapshot
 from expunge.version import __version__
+
+Model = TypeVar("Model", bound=Shown)
+AnExam = TypeVar("AnExam", bound=Judging[Any])
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Asked:
     counted: bool = False
     is_known: bool = False
 
-    def probes(self, exam: Exam, model: Snapshot) -> Exam:
+    def probes(self, exam: AnExam, model: Snapshot) -> AnExam:
         """The exam with questions drawn for this model."""
         return exam.drawn(probe_seed(model.digest, self.nonce))
 
@@ -178,18 +179,18 @@ class ModelAudit:
         return "\n".join(line if line.startswith("  ") else fill(line, 110) for line in lines)
 
 
-class Panel:
+class Panel(Generic[Model]):
     """The models that others stand beside, the trained and the retrained ones, and what attacks make of each."""
 
-    def __init__(self, exam: Exam, before: Measured, retrained: Sequence[Measured]) -> None:
+    def __init__(self, exam: Judging[Model], before: Model, retrained: Sequence[Model]) -> None:
         self.exam, self.before = exam, before
         fresh, own = (tuple(other for other in retrained if other.same_start is own) for own in (False, True))
         self.retrained, self.same_start = fresh, own
-        self._scores: dict[Measured, dict[str, Scores]] = {}
+        self._scores: dict[Model, dict[str, Scores]] = {}
 
     def audit(
         self,
-        after: Measured,
+        after: Model,
         judgement: Judgement,
         asked: Asked,
         evidence: Iterable[Evidence] = (),
@@ -207,18 +208,18 @@ class Panel:
             attack: beside_retrained(before[attack], own[attack], [other[attack] for other in others], weights)
             for attack in own
         }
-        evidence = (self._held_out(after), *evidence)
+        evidence = (*self.exam.held_out(self.before, after), *evidence)
         if not later:
             return ModelAudit(judgement, attacks, evidence, provenance, self._klom(after))
         told = deciding(judgement, later)
         return ModelAudit(told, attacks, evidence, provenance, self._klom(after), dict(later), judgement)
 
-    def scores(self, model: Measured) -> dict[str, Scores]:
+    def scores(self, model: Model) -> dict[str, Scores]:
         """What each attack makes of a model; nothing where there is no retrained one to compare with."""
         if not self.retrained or not model.is_finite:
             return {}
         if model not in self._scores:
-            self._scores[model] = attack_scores(self.exam, model, self.retrained)
+            self._scores[model] = self.exam.attacks(model, self.retrained)
         return self._scores[model]
 
     @cached_property
@@ -231,21 +232,14 @@ class Panel:
         }
         return max(reached, key=lambda attack: reached[attack], default=None)
 
-    def _held_out(self, after: Measured) -> Evidence:
-        before, now = (Outputs(own.forget_logits.cpu(), own.test_logits.cpu()) for own in (self.before, after))
-        return held_out_evidence(before, now, self.exam.forgotten[1].cpu(), self.exam.unseen[1].cpu())
-
-    def _klom(self, after: Measured) -> KlomOfTwo | None:
+    def _klom(self, after: Model) -> KlomOfTwo | None:
         if len(self.retrained) < FEWEST_RETRAINED:
             return None
-        before, now, *others = (
-            scaled_confidence(own.forget_logits.cpu(), self.exam.forgotten[1].cpu())
-            for own in (self.before, after, *self.retrained)
-        )
+        before, now, *others = (self.exam.confidence(own) for own in (self.before, after, *self.retrained))
         return KlomOfTwo(*(klom(own[None], np.stack(others)) for own in (before, now)))
 
 
-def _provenance(before: Measured, after: Measured, retrained: Sequence[Measured], asked: Asked) -> Provenance:
+def _provenance(before: Shown, after: Shown, retrained: Sequence[Shown], asked: Asked) -> Provenance:
     fresh, own_start = (
         tuple(other.model.digest for other in retrained if other.same_start is own) for own in (False, True)
     )

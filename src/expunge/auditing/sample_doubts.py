@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import stdev
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
 
 from expunge.auditing.answers import log_odds, margins_of
 from expunge.auditing.exam import Exam, Samples, Trigger
+from expunge.auditing.loss_exam import MeasuredLosses
 from expunge.auditing.measured import Measured
 from expunge.errors import DataError
 
@@ -167,6 +168,24 @@ def exchanged(exam: Exam, trained: Measured, fresh: Sequence[Measured]) -> str |
     return (
         "Beside retrained models the trained one has learnt more of the unseen samples than of the forgotten ones: "
         "look whether the two are exchanged, or labels in another order."
+    )
+
+
+def exchanged_losses(trained: MeasuredLosses, fresh: Sequence[MeasuredLosses]) -> str | None:
+    """The same of models that are no classifiers: the trained one loses more on the forgotten samples than others do.
+
+    And no more than they on unseen ones, as far as retraining varies that.
+    """
+
+    def beyond(losses: Callable[[MeasuredLosses], Tensor]) -> float:
+        own, others = float(losses(trained).mean()), [float(losses(other).mean()) for other in fresh]
+        return (own - fmean(others)) / max(stdev(others), 1e-9 * abs(own), 1e-30)
+
+    if beyond(lambda one: one.forgotten) < ERRORS or beyond(lambda one: one.unseen) > -ERRORS:
+        return None
+    return (
+        "The trained model loses more on the forgotten samples than retrained models do, and less on the unseen ones: "
+        "look whether the two are exchanged."
     )
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from expunge.auditing.answers import Answers
-from expunge.auditing.checks import convex_check, leaver_check, trigger_check, usefulness_check
+from expunge.auditing.by_losses import as_pair, examined, losses_of, tells_classes
+from expunge.auditing.checks import convex_check, leaver_check, loss_check, trigger_check, usefulness_check
 from expunge.auditing.convexity import no_certificate
 from expunge.auditing.evidence import Evidence, Leaning
 from expunge.auditing.exam import Samples, Trigger
@@ -34,8 +35,10 @@ from expunge.auditing.given import (
 )
 from expunge.auditing.reference_doubts import kinship
 from expunge.auditing.sample_doubts import require_unseen
-from expunge.core.losses import CrossEntropy
+from expunge.core.batch import Forward
+from expunge.core.losses import CrossEntropy, Loss, as_loss
 from expunge.errors import DataError, RequestError
+from expunge.federation.engines.collating import Collate
 from expunge.federation.engines.local_data import Data
 
 LIMITS = "Only what was asked can be seen: no trigger that was moved or painted over, no data that looks like others'."
@@ -98,12 +101,16 @@ def evidence(
     target: int | None = None,
     short: Sequence[Model] = (),
     retained: Data | None = None,
+    loss: object = "cross_entropy",
     l2: float = 0.0,
+    collate: Collate | None = None,
+    forward: Forward | None = None,
 ) -> Statement:
     """Say whether anything supports that a model has forgotten, without retrained models.
 
     Give what there is: a trigger needs nothing of the leaver's; the leaver's data needs two or three models of short
-    trainings without it (a fifth of the rounds does), which also sharpen the trigger's check.
+    trainings without it (a fifth of the rounds does), which also sharpen the trigger's check. Of models that are no
+    classifiers nothing can be told but damage: the word is then NO EVIDENCE, or NOT SUPPORTED.
 
     Args:
         before: the trained model, which knows the data.
@@ -114,7 +121,10 @@ def evidence(
         target: the class that the trigger asks for.
         short: models of short trainings without the data, each from its own fresh initialisation.
         retained: samples that stay; for a convex model all of them, which bounds the distance to retraining.
+        loss: of the training, as ``expunge.forget`` takes it.
         l2: the training's L2 factor (weight decay), which a convex model needs.
+        collate: makes a batch of samples, for instance by padding.
+        forward: ``forward(model, batch)`` gives the outputs, where calling the model with the inputs does not.
 
     Raises:
         DataError: samples that do not fit the models.
@@ -137,9 +147,14 @@ def evidence(
     models = {name: as_module(own, before, name) for name, own in zip(names, (before, after, *short), strict=True)}
     weights = {name: weights_of(module, name) for name, module in models.items()}
     require_different(weights)
-    device = next(before.parameters()).device
-    sources = {"unseen": unseen, "forgotten": forgotten, "retained": retained}
-    sets = {what: read_samples(own, what, device) for what, own in sources.items() if own is not None}
+    device, trained_with = next(before.parameters()).device, as_loss(loss, l2)
+    every = {"unseen": unseen, "forgotten": forgotten, "retained": retained}
+    sources = {what: own for what, own in every.items() if own is not None}
+    if not all(tells_classes(trained_with, own, collate, forward) for own in sources.values()):
+        if trigger is not None:
+            raise RequestError("A trigger is looked for among class scores: leave it out.")
+        return _by_losses(models, unseen, trained_with, collate, forward)
+    sets = {what: read_samples(as_pair(own, what, collate), what, device) for what, own in sources.items()}
     require_unseen(sets)
     backdoor = _backdoor(trigger, target, sets["unseen"][0])
     _try(models, sets, backdoor)
@@ -193,6 +208,21 @@ def worded(checks: Sequence[Evidence]) -> Statement:
         return Statement(Word.SUPPORTED, " ".join(own.sentence for own in supporting), tuple(checks))
     text = "No check can tell whether the data is gone: a known trigger, or the leaver's data with two or three models"
     return Statement(Word.NO_EVIDENCE, f"{text} of short trainings without it, or retraining would.", tuple(checks))
+
+
+def _by_losses(
+    models: Mapping[str, nn.Module], unseen: Data, loss: Loss, collate: Collate | None, forward: Forward | None
+) -> Statement:
+    """What is said of models that are no classifiers."""
+    data = examined(unseen, "unseen", collate)
+    was, now = (losses_of(loss, forward, models[name], data, torch.arange(len(data))) for name in ("before", "after"))
+    if not bool(torch.isfinite(was.each).all()):
+        raise DataError("Some losses of before are NaN or infinite: give a sound model.")
+    check = loss_check(was.each, now.each)
+    if check.leaning == "against":
+        return worded([check])
+    text = "Of models that are no classifiers nothing tells without retraining whether the data is gone"
+    return Statement(Word.NO_EVIDENCE, f"{text}: retrain at least five without it.", (check,))
 
 
 def _is_finite(model: Answers, asked: Sequence[Tensor]) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from expunge.auditing.attempts import RECORD
@@ -17,6 +16,7 @@ from expunge.auditing.measured import shares_start
 from expunge.auditing.statement import evidence
 from expunge.auditing.verdict import from_own_start
 from expunge.auditing.words import left
+from expunge.core.batch import alike, joined
 from expunge.core.vectors import Snapshot
 from expunge.errors import DataError, RequestError
 from expunge.federation.engines.local_data import Data, LocalData
@@ -65,11 +65,11 @@ class Judge:
         if retrains and (forgotten is None or federation.clients is None):
             raise RequestError("To retrain, the clients' data and that of the leaver must be in the federation file.")
         models = (federation.module(before), federation.module(after))
-        backdoor: Any = {"trigger": federation.trigger, "target": federation.target}
+        read = {"loss": federation.loss, "collate": federation.collate, "forward": federation.forward}
+        asked: Any = {**read, "trigger": federation.trigger, "target": federation.target}
         if retrains and forgotten is not None:
             fresh, own = self._references(before, retrains)
-            unseen, how = federation.unseen(), {"loss": federation.loss, "record": self._record, **backdoor}
-            found = audit(*models, fresh, forgotten, unseen, same_start=own, **how)
+            found = audit(*models, fresh, forgotten, federation.unseen(), same_start=own, record=self._record, **asked)
             whole = found.as_dict()
             told = {"by": "verdict", "word": found.verdict.value, "power": whole["power"], "level": whole["level"]}
             told |= {"attempt": whole["attempt"], "retrained": retrains, "sentence": found.reason}
@@ -77,7 +77,7 @@ class Judge:
         else:
             can_train = forgotten is not None and federation.clients is not None
             short = self._trainings(SHORT, max(1, federation.plan.rounds // 5)) if can_train else []
-            said = evidence(*models, federation.unseen(), forgotten=forgotten, short=short, **backdoor)
+            said = evidence(*models, federation.unseen(), forgotten=forgotten, short=short, **asked)
             whole = said.as_dict()
             told = {"by": "evidence", "word": said.word.value, "sentence": said.sentence, "margins": []}
         text = json.dumps(whole, indent=1) + "\n"
@@ -120,11 +120,10 @@ class Judge:
             if source is None:
                 return None
             data = LocalData(source, name, self._federation.collate)
-            pair = data.take(self._request.samples.get(name, range(len(data)))).pair
-            if pair is None:
-                raise DataError(f"An audit asks for class labels of one input tensor; {name!r} has other samples.")
-            parts.append(pair)
-        return torch.cat([own[0] for own in parts]), torch.cat([own[1] for own in parts])
+            parts.append(data.take(self._request.samples.get(name, range(len(data)))))
+        if all(alike(parts[0], own) for own in parts[1:]):
+            return joined(parts)
+        raise DataError("These clients' samples do not go into one batch: ask for each in a request of its own.")
 
     def _source(self, name: str) -> Data | None:
         if self._federation.forgotten is not None:
