@@ -196,7 +196,6 @@ def test_a_report_that_is_being_written_is_left_alone_until_somebody_leaves_for_
 
 def test_folders_are_for_their_owner_only(fresh):
     fresh.erase()
-    for place in (fresh.copy, fresh.copy / "state-2"):
-        assert place.stat().st_mode & 0o777 == 0o700
-    for file in (fresh.copy / "state-2").iterdir():
-        assert file.stat().st_mode & 0o777 == 0o600
+    assert fresh.copy.stat().st_mode & 0o777 == 0o700
+    for place in (fresh.copy / "state-2", *(fresh.copy / "state-2").rglob("*")):
+        assert place.stat().st_mode & 0o777 == (0o700 if place.is_dir() else 0o600)

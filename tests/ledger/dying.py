@@ -31,7 +31,7 @@ from ledger.places import FILE, Place
 from traces import Traces, remembering
 
 LEAVERS = ("bob", "cyd")
-STORED = {"model.safetensors", "memory.safetensors", "checkpoints.safetensors"}
+STORED = {"model.safetensors", "memory.safetensors", "vectors", "checkpoints.safetensors"}
 COMPLAINTS = os.dup(2)  # what the commands say to people is not shown, what is wrong here is
 ONCE = ("running", "forgotten", "overridden", "adopted", "erased", "told", "receipt", "closed")
 
@@ -72,8 +72,8 @@ class Dying:
         run("request", "run", "R-0001", "--override", "a test needs no audit", "--grace", "1h")
         start = self.pristine.federation.initial(self.pristine.federation.plan.seed).parameters
         first = Traces(remembering(self.states[0], LEAVERS), start)
-        assert {file.name for file in first.found_in(self.pristine.folder / "store")} == STORED
-        assert {file.name for file in first.found_in(work)} == STORED, "the copy for going back is not found"
+        assert first.kinds_in(self.pristine.folder / "store") == STORED
+        assert first.kinds_in(work) == STORED, "the copy for going back is not found"
         self.states.append(self._state(self.place))
         old, new = (own.model.parameters for own in self.states)
         gone = [*remembering(self.states[0], LEAVERS), *remembering(self.states[1], LEAVERS[1:]), old - new, new - old]
