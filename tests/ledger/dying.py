@@ -32,6 +32,13 @@ from traces import Traces, remembering
 
 LEAVERS = ("bob", "cyd")
 STORED = {"model.safetensors", "memory.safetensors", "vectors", "checkpoints.safetensors"}
+SPARSE = (
+    FILE.replace("EXTRA", "")
+    .replace('"dee")', '"dee", "eve", "fay")')
+    .replace("rounds=2,", "rounds=2, participation=0.5, seed=2,")
+)
+"""Bob trains with dee and fay in one round, cyd with ada and eve in the other."""
+
 COMPLAINTS = os.dup(2)  # what the commands say to people is not shown, what is wrong here is
 ONCE = ("running", "forgotten", "overridden", "adopted", "erased", "told", "receipt", "closed")
 
@@ -41,21 +48,14 @@ class Dying:
 
     Args:
         folder: where the federation and its copies go.
-        digits: handwritten digits in the place of made-up numbers.
+        data: "digits" for handwritten digits in the place of made-up numbers, "sparse" where some never meet.
     """
 
-    def __init__(self, folder: Path, digits: bool = False) -> None:
+    def __init__(self, folder: Path, data: str = "") -> None:
         torch.set_num_threads(1)
         folder.mkdir(exist_ok=True)
-        if digits:
-            (folder / "pristine").mkdir()
-            (folder / "pristine" / "federation.py").write_text(digits_file())
-        self.pristine = Place(folder / "pristine")
-        if digits:
-            from expunge.ledger.ledger import Ledger
-
-            Ledger.create(self.pristine.folder / "ledger", "the desk")
-            self.pristine.federation.train()
+        text = {"digits": digits_file(), "sparse": SPARSE, "": FILE.replace("EXTRA", "")}[data]
+        self.pristine = Place.written(folder / "pristine", text)
         for name in LEAVERS:
             self.pristine.ask(name)
         self.folder = folder / "copy"
@@ -257,7 +257,7 @@ def main(place: str, how: str, number: str = "1", data: str = "") -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the commands say to people
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    dying = Dying(Path(place).resolve(), digits=data == "digits")
+    dying = Dying(Path(place).resolve(), data)
     ways = {"events": events, "operations": lambda own: operations(own, int(number))}
     deaths = ways[how](dying) if how in ways else at_random(dying, int(number))
     os.write(out, json.dumps({"deaths": deaths}).encode() + b"\n")

@@ -23,7 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from expunge.core.vectors import tensors_digest
-from expunge.errors import DataError, RequestError, listed
+from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.filed import Block, Filed
 from expunge.federation.keeping.files import private_folder
 from expunge.federation.keeping.stretches import Vectors
@@ -79,7 +79,9 @@ class VectorFiles:
         found = set(os.listdir(self.folder)) if self.folder.is_dir() else set[str]()
         lost = dict.fromkeys(name for own in self.files.values() for name, file in own.items() if file not in found)
         if lost:
-            raise DataError(f"The vectors of {listed(lost)} are missing in {self.folder}: take it from a backup.")
+            others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            whose = f"{next(iter(lost))!r}{others}"
+            raise DataError(f"The vectors of {whose} are missing in {self.folder}: take it from a backup.")
 
 
 def write_vectors(folder: Path, vectors: Vectors) -> Iterator[dict[str, str]]:
