@@ -1,6 +1,6 @@
 """Vectors in files of their own, which a state has in common with the state before it.
 
-    vectors/3f2a....safetensors     a client's vector in one block, under the SHA-256 of the name and of the numbers
+    vectors/3f2a....safetensors     a client's vector in one block, under the SHA-256 of its numbers
 
 A file is never changed: a vector that changes is another file. So the next state takes over what stays as it is by a
 second name for the same file (a hard link), and reads and writes nothing of it; when a state is deleted, the files that
@@ -10,7 +10,6 @@ another one, files are copied.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -66,7 +65,7 @@ class VectorFiles:
             return None
         file = self.place(block, name)
         try:
-            return _read(file, name)
+            return _read(file)
         except FileNotFoundError as problem:
             raise _gone(file) from problem
 
@@ -102,7 +101,7 @@ def write_vectors(folder: Path, vectors: Vectors) -> Iterator[dict[str, str]]:
         for block in vectors.blocks:
             yield _taken_over(folder, vectors, vectors.source, block)
     else:
-        yield {name: _written(folder, name, vectors[name]) for name in vectors}
+        yield {name: _written(folder, vectors[name]) for name in vectors}
 
 
 def _taken_over(folder: Path, vectors: Filed, source: VectorFiles, block: Block) -> dict[str, str]:
@@ -114,21 +113,21 @@ def _taken_over(folder: Path, vectors: Filed, source: VectorFiles, block: Block)
             _link(file, folder / file.name)
             found[name] = file.name
         else:
-            found[name] = _written(folder, name, vector)
+            found[name] = _written(folder, vector)
     return found
 
 
-def _written(folder: Path, name: str, vector: Tensor) -> str:
+def _written(folder: Path, vector: Tensor) -> str:
     """The name of the file, which is read back: what cannot be read again must not take the place of what can."""
     own = vector.detach().cpu().contiguous()
-    file = folder / _file_name(name, own)
+    file = folder / _file_name(own)
     with suppress(FileExistsError), file.open("xb") as opened:  # never into a file that another state has, too
         opened.write(save({_NAME: own}))
-    _read(file, name)
+    _read(file)
     return file.name
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _read(file: Path) -> Tensor:
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -137,7 +136,7 @@ def _read(file: Path, name: str) -> Tensor:
         raise DataError(f"The {_KIND} file {file} cannot be read: {problem.strerror or problem}.") from problem
     with reading(file, _KIND):
         vector = load(content)[_NAME]
-        if _file_name(name, vector) != file.name:
+        if _file_name(vector) != file.name:
             raise ValueError("it is not the one that was written, so take it from a backup")
         if not bool(torch.isfinite(vector).all()):
             raise ValueError("a vector is NaN or infinite")
@@ -155,7 +154,7 @@ def _link(file: Path, other: Path) -> None:
     """Give a file a second name."""
     try:
         os.link(file, other)
-    except FileExistsError:  # of a block with the same vector
+    except FileExistsError:  # of the same vector
         return
     except FileNotFoundError as problem:
         raise _gone(file) from problem
@@ -163,5 +162,5 @@ def _link(file: Path, other: Path) -> None:
         shutil.copyfile(file, other)
 
 
-def _file_name(name: str, vector: Tensor) -> str:
-    return tensors_digest([(_NAME, vector)], json.dumps(name)) + ".safetensors"
+def _file_name(vector: Tensor) -> str:
+    return tensors_digest([(_NAME, vector)]) + ".safetensors"
