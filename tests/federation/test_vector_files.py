@@ -83,6 +83,23 @@ class TestAsInMemory:
         assert_same(kept.held, kept.store.memory())
 
 
+def test_a_round_after_a_leaver_who_was_alone_in_its_stretch(tmp_path):
+    """Its block is no more, but its vector is still on the disk when the next block begins."""
+    kept = Kept(tmp_path / "store", RECIPES["momentum"])
+    pair, alone = (
+        {"bob": torch.ones(SIZE).double(), "cyd": torch.zeros(SIZE).double()},
+        torch.full((SIZE,), 7.0).double(),
+    )
+    kept.record(pair, dict.fromkeys(pair, 1))
+    kept.record({"ada": alone}, {"ada": 1})
+    memory, kept.held = kept.store.memory().without(["ada"]), kept.held.without(["ada"])
+    for own in (memory, kept.held):
+        own.record({**pair, "ada": alone}, dict.fromkeys(("ada", *pair), 1), learning_rate=0.1, steps=2)
+    assert_same(kept.held, memory)
+    kept.put(memory)
+    assert_same(kept.held, kept.store.memory())
+
+
 def names_of(folder):
     return {file.name: file.stat().st_ino for file in (folder / "vectors").iterdir()}
 
