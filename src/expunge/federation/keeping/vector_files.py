@@ -13,12 +13,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from expunge.core.vectors import tensors_digest
@@ -61,13 +60,7 @@ class VectorFiles:
 
     def read(self, block: int, name: str) -> Tensor | None:
         """It, whole and as it was written; None where there is none."""
-        if not self.has(block, name):
-            return None
-        file = self.place(block, name)
-        try:
-            return _read(file)
-        except FileNotFoundError as problem:
-            raise _gone(file) from problem
+        return _read(self.place(block, name)) if self.has(block, name) else None
 
     def place(self, block: int, name: str) -> Path:
         """The file of a vector that there is."""
@@ -121,21 +114,17 @@ def _written(folder: Path, vector: Tensor) -> str:
     """The name of the file, which is read back: what cannot be read again must not take the place of what can."""
     own = vector.detach().cpu().contiguous()
     file = folder / _file_name(own)
-    with suppress(FileExistsError), file.open("xb") as opened:  # never into a file that another state has, too
-        opened.write(save({_NAME: own}))
+    if not file.exists():  # nothing is written into a file that another state has, too
+        save_file({_NAME: own}, file)
     _read(file)
     return file.name
 
 
 def _read(file: Path) -> Tensor:
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as problem:
-        raise DataError(f"The {_KIND} file {file} cannot be read: {problem.strerror or problem}.") from problem
+    if not file.exists():
+        raise _gone(file)
     with reading(file, _KIND):
-        vector = load(content)[_NAME]
+        vector = load_file(file)[_NAME]
         if _file_name(vector) != file.name:
             raise ValueError("it is not the one that was written, so take it from a backup")
         if not bool(torch.isfinite(vector).all()):
