@@ -58,7 +58,7 @@ class Kept:
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 class TestAsInMemory:
-    @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True), st.integers(0, 50), st.integers(1, 7))
     def test_from_state_to_state(self, tmp_path_factory, recipe, gone, seed, count):
         kept = Kept(tmp_path_factory.mktemp("states") / "store", recipe)
