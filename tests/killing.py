@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-OPERATIONS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "fcntl.flock"}
+OPERATIONS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.link", "fcntl.flock"}
 """Audit events of Python; each comes before the operation itself."""
 
 

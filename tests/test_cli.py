@@ -78,6 +78,8 @@ class TestEndToEnd:
             "state-1/checkpoints.safetensors",
             "state-1/memory.safetensors",
             "state-1/model.safetensors",
+            "state-1/vectors",
+            *(f"state-1/vectors/{file.name}" for file in (pristine / "state-1" / "vectors").iterdir()),
         }
         vectors = Memory.load(pristine / "state-1" / "memory.safetensors")
         assert set(vectors.clients) == {f"client-{i}" for i in range(3)}
@@ -121,7 +123,8 @@ class TestEndToEnd:
         }
         evidence = {path.name for path in (run / "without-client-0").iterdir()}
         assert {"results.json", "report.html"} <= evidence  # numbers and plots stay, weights and vectors do not
-        assert {path.parent for path in run.rglob("*.safetensors")} == {run / "state-2"}
+        places = {path.parent for path in run.rglob("*.safetensors")}
+        assert places == {run / "state-2", run / "state-2" / "vectors"}
         assert not [file for file in run.rglob("*") if file.is_file() and vector in file.read_bytes()]
         memory = Memory.load(run / "state-2" / "memory.safetensors")
         assert set(memory.vectors) == {"client-1", "client-2"}

@@ -35,6 +35,11 @@ class Traces:
         files = [file for file in folder.rglob("*") if file.is_file()]
         return {file for file in files if self.in_text(file.read_bytes())}
 
+    def kinds_in(self, folder: Path) -> set[str]:
+        """The names of these files, that of the folder for all that is in one of vectors."""
+        found = self.found_in(folder)
+        return {file.parent.name if file.parent.name == "vectors" else file.name for file in found}
+
     def in_text(self, content: bytes) -> bool:
         return any(piece in content for piece in self.pieces)
 

@@ -272,8 +272,7 @@ class _Work:
                 store.write(dataclasses.replace(store.book, pending=None))
             raise
         outcome = dataclasses.replace(outcome, warnings=(*outcome.warnings, *self._warnings))
-        _finish(store, self._request, self._parties.leaving, outcome, self._model)
-        return outcome
+        return _finish(store, self._request, self._parties.leaving, outcome, self._model)
 
 
 def _still(state: ServerState) -> tuple[str, ...]:
@@ -290,8 +289,14 @@ def _still(state: ServerState) -> tuple[str, ...]:
     return (STILL.format(names=listed(sorted(still))),) if 0 < len(still) < len(layout.shapes) else ()
 
 
-def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outcome: Outcome, model: nn.Module) -> None:
-    """Write down what came of it; the journal goes with the pending request, in the same move as the new state."""
+def _finish(
+    store: StateStore, request: Request, leaving: tuple[str, ...], outcome: Outcome, model: nn.Module
+) -> Outcome:
+    """Write down what came of it; the journal goes with the pending request, in the same move as the new state.
+
+    Returns:
+        The outcome, its memory as the store has it now: that of the old state can no longer be read.
+    """
     record = {
         "clients": list(request.clients),
         "samples": {name: list(indices) for name, indices in request.samples.items()},
@@ -304,10 +309,11 @@ def _finish(store: StateStore, request: Request, leaving: tuple[str, ...], outco
     book = dataclasses.replace(store.book, pending=None, forgotten=(*store.book.forgotten, record))
     if not outcome.succeeded:
         store.write(book)
-        return
+        return outcome
     counts = {name: count for name, count in book.counts.items() if name not in leaving}
     departed = (*book.departed, *leaving)
     store.write(dataclasses.replace(book, counts=counts, departed=departed), outcome.state, model)
+    return dataclasses.replace(outcome, state=dataclasses.replace(outcome.state, memory=store.memory()))
 
 
 def _described(request: Request, method: str, options: Mapping[str, Any], validation: str | None) -> dict[str, Any]:

@@ -65,8 +65,8 @@ class Erasure:
         assert len(kept) == 2
         gone = [tensor for own in kept for tensor in remembering(own, [LEAVER])]
         self.traces = Traces(gone, self.federation.initial().parameters)
-        found = {file.name for file in self.traces.found_in(self.run.state)}
-        assert found == {"model.safetensors", "memory.safetensors"}, "the search can find it"
+        found = self.traces.kinds_in(self.run.state)
+        assert found == {"model.safetensors", "memory.safetensors", "vectors"}, "the search can find it"
 
     def fresh(self) -> None:
         shutil.rmtree(self.copy, ignore_errors=True)
@@ -104,7 +104,9 @@ class Erasure:
         assert state.model.digest == self.after
         assert set(state.memory.clients) == {"client-0", "client-2"}
         assert not self.left(), "something of the leaver is left"
-        found = {str(file.relative_to(self.copy)) for file in files(self.copy)}
+        vectors = set((self.copy / "state-2" / "vectors").iterdir())
+        assert len(vectors) == 2
+        found = {str(file.relative_to(self.copy)) for file in files(self.copy) if file not in vectors}
         kept = {"state-2/memory.safetensors", "state-2/model.safetensors", str(evidence.relative_to(self.copy))}
         assert found == {".lock", "run.json"} | kept
         return "after"

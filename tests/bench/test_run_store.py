@@ -54,8 +54,8 @@ def asked(expunge, *words):
 def test_from_a_request_to_a_receipt(run, built, expunge):
     start, state = built.initial().parameters, run.trained(built)
     gone = remembering(state, ["client-1"])
-    found = {file.name for file in Traces(gone, start).found_in(run.path)}
-    assert found == {"model.safetensors", "memory.safetensors", "checkpoints.safetensors"}
+    found = Traces(gone, start).kinds_in(run.path)
+    assert found == {"model.safetensors", "memory.safetensors", "vectors", "checkpoints.safetensors"}
     asked(expunge, "add", "--client", "client-1", "--checked-by", "the clerk")
     asked(expunge, "run", "R-0001", *WORK)
     asked(expunge, "close", "R-0001", "--told-all")

@@ -1,10 +1,14 @@
 """Write the next state of a store and die on the way, before each file operation in turn.
 
 python storing.py FOLDER
+
+First everything is written; then ada leaves, and those who met it are corrected; then a round is added. The later
+states take over from the one before what they do not change.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -18,29 +22,54 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import Book, StateStore
 from killing import killed
 
+NAMES = ("ada", "bob", "cyd", "dee", "eve")
+ROUNDS = (NAMES[:3], NAMES[3:])  # dee and eve never meet ada
+LAST = ("cyd", "dee")
+
 
 def model() -> torch.nn.Module:
     torch.manual_seed(1)
     return torch.nn.Linear(40, 3)
 
 
-def state(*names: str) -> ServerState:
-    """A state with a vector of each of these; the same for the same names."""
-    source, memory = torch.Generator().manual_seed(len(names)), Memory()
-    updates = {name: torch.randn(123, generator=source) for name in names}
-    memory.record(updates, dict.fromkeys(names, 1))
-    return ServerState(Snapshot.of(model()).moved(torch.full((123,), float(len(names)))), memory=memory)
+def record(memory: Memory, names: tuple[str, ...]) -> Memory:
+    """With one more round of these; the same for the same names."""
+    source, more = torch.Generator().manual_seed(len(names)), memory.copy()
+    more.record({name: torch.randn(123, generator=source) for name in names}, dict.fromkeys(names, 1))
+    return more
 
 
-BEFORE, AFTER = state("ada", "bob", "cyd"), state("bob", "cyd")
-FIRST, SECOND = Book(counts={"ada": 1, "bob": 2, "cyd": 3}), Book(counts={"bob": 2, "cyd": 3}, departed=("ada",))
+def state(memory: Memory) -> ServerState:
+    """A state with this memory, and a model of its own."""
+    weights = torch.full((123,), float(memory.rounds + len(memory.clients)))
+    return ServerState(Snapshot.of(model()).moved(weights), memory=memory)
+
+
+BEFORE = state(record(record(Memory(), ROUNDS[0]), ROUNDS[1]))
+assert BEFORE.memory is not None
+AFTER = state(BEFORE.memory.without(["ada"]))
+assert AFTER.memory is not None
+LATER = state(record(AFTER.memory, LAST))
+
+STEPS = ("before", "after", "later")
+STATES = dict(zip(STEPS, (BEFORE, AFTER, LATER), strict=True))
+FIRST = Book(counts={"ada": 1, "bob": 2, "cyd": 3, "dee": 4, "eve": 5})
+SECOND = Book(counts={"bob": 2, "cyd": 3, "dee": 4, "eve": 5}, departed=("ada",))
 
 
 def write(folder: Path) -> None:
-    """Let the store go on without ada."""
+    """Let the store go on by a step, from what is in it."""
     store = StateStore(folder)
-    book = SECOND if store.exists else FIRST
-    store.write(book, AFTER if store.exists else BEFORE, model())
+    if not store.exists:
+        store.write(FIRST, BEFORE, model())
+        return
+    memory = store.memory()
+    assert memory is not None
+    own, book = (
+        (AFTER, SECOND) if store.book.departed == () else (LATER, dataclasses.replace(SECOND, keys={"bob": ("k",)}))
+    )
+    memory = memory.without(["ada"]) if own is AFTER else record(memory, LAST)
+    store.write(book, dataclasses.replace(own, memory=memory), model())
 
 
 def found(folder: Path) -> str:
@@ -48,38 +77,48 @@ def found(folder: Path) -> str:
     store = StateStore(folder)
     if not store.exists:
         return "nothing"
-    loaded = store.load(model())
+    step = STEPS[bool(store.book.departed) + bool(store.book.keys)]
+    loaded, expected = store.load(model()), STATES[step]
     assert loaded.memory is not None
-    names = {f"state-{store.book.state}", "store.json", ".lock"}
-    assert {place.name for place in folder.iterdir()} == names
-    if store.book.departed == ():
-        assert loaded.model.digest == BEFORE.model.digest
-        assert loaded.memory.clients == ("ada", "bob", "cyd")
-        return "before"
-    assert loaded.model.digest == AFTER.model.digest
-    assert loaded.memory.clients == ("bob", "cyd")
-    assert BEFORE.memory is not None
-    gone = BEFORE.memory.vectors["ada"].numpy().tobytes()
-    assert not [file for file in folder.rglob("*") if file.is_file() and gone in file.read_bytes()]
-    return "after"
+    assert expected.memory is not None
+    assert {place.name for place in folder.iterdir()} == {f"state-{store.book.state}", "store.json", ".lock"}
+    assert loaded.model.digest == expected.model.digest
+    assert loaded.memory.clients == expected.memory.clients
+    assert loaded.memory.shares == expected.memory.shares
+    for name, vector in expected.memory.vectors.items():
+        assert torch.equal(loaded.memory.vectors[name], vector)
+    vectors = list((store.state / "vectors").iterdir())
+    assert {file.stat().st_nlink for file in vectors} == {1}, "a file that is deleted here would be left elsewhere"
+    assert len(vectors) == len(expected.memory.clients)
+    if step != "before":
+        assert BEFORE.memory is not None
+        for name in ROUNDS[0]:  # the vectors of those who met it tell ada's, too
+            gone = BEFORE.memory.vectors[name].numpy().tobytes()
+            assert not [file for file in folder.rglob("*") if file.is_file() and gone in file.read_bytes()]
+    return step
 
 
 def main(place: str) -> None:
-    folder, counts = Path(place) / "store", {"nothing": 0, "before": 0, "after": 0}
-    for there in (False, True):
+    folder, counts = Path(place) / "store", dict.fromkeys(("nothing", *STEPS), 0)
+    pristine = Path(place) / "pristine"
+    for before, step in zip(("nothing", *STEPS), STEPS, strict=False):
         number = 0
         while True:
             number += 1
             shutil.rmtree(folder, ignore_errors=True)
-            if there:
-                write(folder)
+            if pristine.exists():
+                shutil.copytree(pristine, folder)
             if not killed(lambda: write(folder), before=number):
-                assert found(folder) == ("after" if there else "before")
+                assert found(folder) == step
                 break
             state_now = found(folder)
-            assert state_now in (("before", "after") if there else ("nothing", "before"))
+            assert state_now in (before, step)
             counts[state_now] += 1
-            write(folder)  # it is usable
+            if state_now == before:
+                write(folder)  # it is usable
+                assert found(folder) == step
+        shutil.rmtree(pristine, ignore_errors=True)
+        shutil.copytree(folder, pristine)
     print(json.dumps(counts))
 
 

@@ -44,9 +44,8 @@ def test_a_site_dies_in_between_and_the_request_ends_with_a_receipt(deployed, ca
     ledger, file = Ledger(deployed / "ledger", "the desk"), deployed / "federation.py"
     state = StateStore(deployed / "store").load(Net())
     before, old = state.model, Traces(remembering(state, [ATTACKER]), Snapshot.of(Net()).parameters)
-    assert {own.name for own in old.found_in(deployed)} == {
-        f"{own}.safetensors" for own in ("model", "memory", "checkpoints")
-    }
+    stored = {f"{own}.safetensors" for own in ("model", "memory", "checkpoints")}
+    assert old.kinds_in(deployed) == {*stored, "vectors"}
     on = grid()
     on.stop(102)  # the leaver has gone
     answer, seen = on.handle, []

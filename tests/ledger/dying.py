@@ -31,7 +31,14 @@ from ledger.places import FILE, Place
 from traces import Traces, remembering
 
 LEAVERS = ("bob", "cyd")
-STORED = {"model.safetensors", "memory.safetensors", "checkpoints.safetensors"}
+STORED = {"model.safetensors", "memory.safetensors", "vectors", "checkpoints.safetensors"}
+SPARSE = (
+    FILE.replace("EXTRA", "")
+    .replace('"dee")', '"dee", "eve", "fay")')
+    .replace("rounds=2,", "rounds=2, participation=0.5, seed=2,")
+)
+"""Bob trains with dee and fay in one round, cyd with ada and eve in the other."""
+
 COMPLAINTS = os.dup(2)  # what the commands say to people is not shown, what is wrong here is
 ONCE = ("running", "forgotten", "overridden", "adopted", "erased", "told", "receipt", "closed")
 
@@ -41,21 +48,14 @@ class Dying:
 
     Args:
         folder: where the federation and its copies go.
-        digits: handwritten digits in the place of made-up numbers.
+        data: "digits" for handwritten digits in the place of made-up numbers, "sparse" where some never meet.
     """
 
-    def __init__(self, folder: Path, digits: bool = False) -> None:
+    def __init__(self, folder: Path, data: str = "") -> None:
         torch.set_num_threads(1)
         folder.mkdir(exist_ok=True)
-        if digits:
-            (folder / "pristine").mkdir()
-            (folder / "pristine" / "federation.py").write_text(digits_file())
-        self.pristine = Place(folder / "pristine")
-        if digits:
-            from expunge.ledger.ledger import Ledger
-
-            Ledger.create(self.pristine.folder / "ledger", "the desk")
-            self.pristine.federation.train()
+        text = {"digits": digits_file(), "sparse": SPARSE, "": FILE.replace("EXTRA", "")}[data]
+        self.pristine = Place.written(folder / "pristine", text)
         for name in LEAVERS:
             self.pristine.ask(name)
         self.folder = folder / "copy"
@@ -72,8 +72,8 @@ class Dying:
         run("request", "run", "R-0001", "--override", "a test needs no audit", "--grace", "1h")
         start = self.pristine.federation.initial(self.pristine.federation.plan.seed).parameters
         first = Traces(remembering(self.states[0], LEAVERS), start)
-        assert {file.name for file in first.found_in(self.pristine.folder / "store")} == STORED
-        assert {file.name for file in first.found_in(work)} == STORED, "the copy for going back is not found"
+        assert first.kinds_in(self.pristine.folder / "store") == STORED
+        assert first.kinds_in(work) == STORED, "the copy for going back is not found"
         self.states.append(self._state(self.place))
         old, new = (own.model.parameters for own in self.states)
         gone = [*remembering(self.states[0], LEAVERS), *remembering(self.states[1], LEAVERS[1:]), old - new, new - old]
@@ -257,7 +257,7 @@ def main(place: str, how: str, number: str = "1", data: str = "") -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the commands say to people
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    dying = Dying(Path(place).resolve(), digits=data == "digits")
+    dying = Dying(Path(place).resolve(), data)
     ways = {"events": events, "operations": lambda own: operations(own, int(number))}
     deaths = ways[how](dying) if how in ways else at_random(dying, int(number))
     os.write(out, json.dumps({"deaths": deaths}).encode() + b"\n")

@@ -67,6 +67,16 @@ class Place:
             Ledger.create(folder / "ledger", "the desk", self.clock)
             self.federation.train()
 
+    @classmethod
+    def written(cls, folder: Path, file: str) -> Place:
+        """With a federation file of its own."""
+        folder.mkdir()
+        (folder / "federation.py").write_text(file)
+        place = cls(folder)
+        Ledger.create(folder / "ledger", "the desk", place.clock)
+        place.federation.train()
+        return place
+
     @property
     def ledger(self) -> Ledger:
         return Ledger(self.folder / "ledger", "the desk", self.clock)

@@ -144,8 +144,8 @@ def test_nothing_is_left_of_the_leaver(place):
     own = place.federation
     old, start = own.state_store().load(own.model()), own.initial(own.plan.seed).parameters
     gone = remembering(old, ["bob"])
-    stored = {file.name for file in Traces(gone, start).found_in(place.folder)}
-    assert stored == {"model.safetensors", "memory.safetensors", "checkpoints.safetensors"}, "the search can find it"
+    stored = Traces(gone, start).kinds_in(place.folder)
+    assert stored == {"model.safetensors", "memory.safetensors", "vectors", "checkpoints.safetensors"}, "it is found"
     number = place.ask("bob")
     place.work().run()
     place.close(number)

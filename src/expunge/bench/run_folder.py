@@ -1,8 +1,8 @@
 """A run on disk: the trained federation, and beside it what was tried to forget whom.
 
     RUN/run.json                          scenario, schedule, which state counts, who has left for good (run_book.py)
-    RUN/state-1/                          model.safetensors, memory.safetensors; after somebody left for good, state-2
-    RUN/without-client-3/METHOD/          outcome.json, model.safetensors, memory.safetensors
+    RUN/state-1/                          model, memory, vectors (state_files.py); after somebody left for good, state-2
+    RUN/without-client-3/METHOD/          outcome.json, and the same of the state that it made
     RUN/federation.py                     for `expunge request`, which takes the run for its store (run_store.py)
     RUN/without-client-3/results.json     with plots and report.html, written by `expunge show` and `expunge audit`
 

@@ -40,7 +40,7 @@ class Candidate:
 
     @property
     def memory(self) -> Path:
-        """The vectors of those who stay."""
+        """What is remembered of those who stay: the file in which the digests of their vectors stand."""
         return self.folder / _MEMORY
 
     def write(self, outcome: Outcome, options: Any, answered: Sequence[str], model: nn.Module) -> None:
@@ -89,7 +89,7 @@ def file_digest(file: Path) -> str | None:
 
 
 def memory_digest(state: Path) -> str | None:
-    """SHA-256 of the vectors of a state's folder."""
+    """SHA-256 of the memory's file in a state's folder, in which those of all vectors stand."""
     return file_digest(state / _MEMORY)
 
 

@@ -1,28 +1,41 @@
-"""Vectors on disk, a row for each client, and what is to be changed in them.
+"""Vectors on disk, one for each client and block; a stretch is one block, or the sum of several that were joined.
 
-    vector 3 "ada"     the vector of ada in block 3; a stretch is one block, or the sum of several that were joined
+Where they lie is their source's: in rows of one file (memory_folder.py) or in files of their own (vector_files.py).
 
 What would change vectors is first noted as an edit, and applied whenever a vector is read: a round's pulls, or a
 departure, which is the leaver's vector and two numbers for each client that it met. So a memory can be copied and tried
-out while the rows are as they were, and nothing is read or written but what a round or a departure touches. When the
-edits are written, each of these vectors is written once, the leaver's is deleted, and no edit is left.
+out while the disk is as it was, and nothing is read or written but what a round or a departure touches. When the edits
+are written, each of these vectors is written once, the leaver's is not any more, and no edit is left.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from expunge.errors import DataError
-from expunge.federation.keeping.rows import Row, Rows
 from expunge.federation.keeping.stretches import Corrections, Pulls
 
-_TYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64)}
+
+class Source(Protocol):
+    """What is on the disk: vectors by the number of their block and the client's name. It does not change."""
+
+    @property
+    def blocks(self) -> Iterable[int]:
+        """The numbers of the blocks that it has, or at least all that it still has vectors of."""
+
+    def names(self, block: int) -> Iterable[str]:
+        """Whose vectors there are, in the order in which they came."""
+
+    def has(self, block: int, name: str) -> bool:
+        """Whether there is one."""
+
+    def read(self, block: int, name: str) -> Tensor | None:
+        """It, whole and as it was written; None where there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,41 +80,41 @@ class Departed:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Rows of one number, and what is to be done to them, in this order."""
+    """Vectors under one number, and what is to be done to them, in this order."""
 
     number: int
     edits: tuple[Added | Departed, ...] = ()
 
+    def touched(self) -> list[str]:
+        """Whose vectors the edits change."""
+        return list(dict.fromkeys(name for edit in self.edits for name in edit.names()))
+
 
 @dataclass(frozen=True, eq=False)
 class Filed:
-    """The vectors of one stretch in a file of rows.
+    """The vectors of one stretch on disk.
 
     Attributes:
-        rows: the file.
-        revision: of the rows, that the edits are made from.
+        source: where they are, as the edits found it.
         blocks: that add up to the vectors.
         length: of each vector.
 
     Example:
-        >>> import tempfile
         >>> from pathlib import Path
-        >>> place = tempfile.TemporaryDirectory()
-        >>> kept = Filed(Rows(Path(place.name)), 0, (Block(0),), 1).plus({"ada": torch.ones(1), "bob": torch.zeros(1)})
-        >>> kept.rows.change(kept.changes(), revision=0)
-        >>> after = kept.settled(1).without("ada", {"bob": (0.5, 0.5)})
-        >>> list(after), after["bob"], list(kept.settled(1))
+        >>> from expunge.federation.keeping.vector_files import VectorFiles
+        >>> nothing = VectorFiles(Path("nowhere"), {})
+        >>> kept = Filed(nothing, (Block(0),), 1).plus({"ada": torch.ones(1), "bob": torch.zeros(1)})
+        >>> after = kept.without("ada", {"bob": (0.5, 0.5)})
+        >>> list(after), after["bob"], list(kept)
         (['bob'], tensor([1.]), ['ada', 'bob'])
-        >>> place.cleanup()
     """
 
-    rows: Rows
-    revision: int
+    source: Source
     blocks: tuple[Block, ...]
     length: int | None
 
     def __getitem__(self, name: str) -> Tensor:
-        found = [own for block in self.blocks if (own := self._read(block, name)) is not None]
+        found = [own for block in self.blocks if (own := self.read(block, name)) is not None]
         if not found:
             raise KeyError(name)
         return found[0] if len(found) == 1 else torch.stack(found).sum(dim=0)
@@ -115,9 +128,16 @@ class Filed:
     @property
     def stored_bytes(self) -> int:
         """Of all together, as they will be on disk."""
-        count = sum(len(self._names_in(block)) for block in self.blocks)
+        count = sum(len(self.names_in(block)) for block in self.blocks)
         first = next(iter(self._names), None)
         return 0 if first is None else count * self[first].nbytes
+
+    @classmethod
+    def fresh(cls, source: Source, pulls: Pulls, beside: Iterable[Block]) -> Filed:
+        """Of a new stretch with these pulls, under a number that no block of the source has, nor of those beside."""
+        number = 1 + max((*source.blocks, *(block.number for block in beside)), default=-1)
+        length = next((vector.numel() for vector in pulls.values()), None)
+        return cls(source, (Block(number),), length).plus(pulls)
 
     def plus(self, pulls: Pulls) -> Filed:
         """With the pulls of one more round."""
@@ -130,7 +150,7 @@ class Filed:
 
     def without(self, gone: str, corrections: Corrections) -> Filed:
         """Without a client's vector, and those of the clients that it met corrected by it, block by block."""
-        leaving = [self._read(block, gone) for block in self.blocks]
+        leaving = [self.read(block, gone) for block in self.blocks]
         met = {} if all(own is None for own in leaving) else corrections
         blocks = [
             replace(block, edits=(*block.edits, Departed(gone, own, met)))
@@ -138,31 +158,24 @@ class Filed:
         ]
         return replace(self, blocks=tuple(blocks))
 
-    def changes(self) -> Iterator[tuple[str, Row | None]]:
-        """The rows that the edits change, each read when its turn comes."""
+    def changes(self) -> Iterator[tuple[int, str, Tensor | None]]:
+        """Block, client and vector of all that the edits change, each read when its turn comes; None where it goes."""
         for block in self.blocks:
-            for name in dict.fromkeys(name for edit in block.edits for name in edit.names()):
-                vector = self._read(block, name)
-                yield _key(block, name), None if vector is None else row_of(vector)
+            for name in block.touched():
+                yield block.number, name, self.read(block, name)
 
-    def deletions(self) -> Iterator[tuple[str, None]]:
-        """The rows that go where nothing of it is kept."""
-        for block in self.blocks:
-            for key in self.rows.keys(_key(block), self.revision):
-                yield key, None
-
-    def settled(self, revision: int) -> Filed:
-        """The same once its changes are in the rows."""
-        return replace(self, revision=revision, blocks=tuple(Block(block.number) for block in self.blocks))
+    def settled(self, source: Source) -> Filed:
+        """The same once its changes are in a source."""
+        return replace(self, source=source, blocks=tuple(Block(block.number) for block in self.blocks))
 
     @cached_property
     def _names(self) -> dict[str, None]:
         """Who has a vector, in the order in which they came."""
-        return dict.fromkeys(name for block in self.blocks for name in self._names_in(block))
+        return dict.fromkeys(name for block in self.blocks for name in self.names_in(block))
 
-    def _names_in(self, block: Block) -> dict[str, None]:
-        start = _key(block)
-        found = dict.fromkeys(json.loads(key[len(start) :]) for key in self.rows.keys(start, self.revision))
+    def names_in(self, block: Block) -> dict[str, None]:
+        """Who has a vector in one of its blocks."""
+        found = dict.fromkeys(self.source.names(block.number))
         for edit in block.edits:
             if isinstance(edit, Added) or edit.leaving is not None:
                 found |= dict.fromkeys(edit.names())
@@ -170,37 +183,22 @@ class Filed:
                 found.pop(edit.gone, None)
         return found
 
+    def read(self, block: Block, name: str) -> Tensor | None:
+        """A client's vector in one of its blocks; None where it has none there."""
+        vector = self.source.read(block.number, name)
+        for edit in block.edits:
+            vector = edit.apply(name, vector)
+        return vector
+
     def _has(self, block: Block, name: str) -> bool:
         for edit in reversed(block.edits):
             if isinstance(edit, Departed) and name == edit.gone:
                 return False
             if (isinstance(edit, Added) or edit.leaving is not None) and name in edit.names():
                 return True
-        return self.rows.has(_key(block, name), self.revision)
-
-    def _read(self, block: Block, name: str) -> Tensor | None:
-        row = self.rows.read(_key(block, name), self.revision)
-        vector = None if row is None else tensor_of(row)
-        for edit in block.edits:
-            vector = edit.apply(name, vector)
-        return vector
+        return self.source.has(block.number, name)
 
 
-def row_of(vector: Tensor) -> Row:
-    """A vector as a row."""
-    return Row(str(vector.dtype).removeprefix("torch."), vector.detach().cpu().contiguous().numpy().tobytes())
-
-
-def tensor_of(row: Row) -> Tensor:
-    """A row as a vector."""
-    if row.type not in _TYPES:
-        raise DataError(f"A row holds {row.type} where a vector should be: take the folder from a backup.")
-    return torch.frombuffer(bytearray(row.value), dtype=_TYPES[row.type])
-
-
-def _key(block: Block, name: str | None = None) -> str:
-    """Of a client's row; without a name, what the keys of all rows of the block begin with.
-
-    In JSON, since a client's name may hold whatever it likes.
-    """
-    return f"vector {block.number} " + ("" if name is None else json.dumps(name))
+def blocks_of(vectors: Iterable[object]) -> list[Block]:
+    """The blocks of all of these that are on disk."""
+    return [block for own in vectors if isinstance(own, Filed) for block in own.blocks]

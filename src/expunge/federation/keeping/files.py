@@ -95,10 +95,12 @@ def private_folder(path: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Everything in it for the owner only, and on the disk itself."""
+    """Everything in it for the owner only, and on the disk itself; a file with a second name is both already."""
     for place in (*folder.rglob("*"), folder):
-        place.chmod(0o700 if place.is_dir() else 0o600)
-        to_disk(place)
+        is_folder = place.is_dir()
+        if is_folder or place.stat().st_nlink == 1:
+            place.chmod(0o700 if is_folder else 0o600)
+            to_disk(place)
 
 
 def _move(folder: Path, target: Path) -> None:

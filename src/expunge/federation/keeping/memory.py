@@ -12,8 +12,9 @@ rounds: what that leaves unknown is told, and said where it is much.
 
 Where the server has a momentum it matters when a client pulled: the sum is then kept in a few stretches of rounds.
 
-Vectors are held in memory, or, where a folder is given, on disk: a round then reads and writes those of its
-participants only, and a departure those of the clients that met the leaver (memory_folder.py).
+Vectors are held in memory, or, where a folder is given (memory_folder.py) or a state was read (vector_files.py), on
+disk: a round then reads and writes those of its participants only, and a departure those of the clients that met the
+leaver.
 
 A memory that was made with its model knows where the rounds lead, so a model that they do not lead to is refused by
 name: rounds missing or recorded twice, flipped signs, another server rule, a memory from before an earlier forget.
@@ -36,8 +37,9 @@ from torch import Tensor, nn
 
 from expunge.core.vectors import Chosen, Layout, Snapshot, length, weighted_sum
 from expunge.errors import DataError, RequestError, listed
+from expunge.federation.keeping.filed import Filed, blocks_of
 from expunge.federation.keeping.given import Update, by_client, flat, named, several, shares
-from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_memory
+from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_apart, write_memory
 from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
 from expunge.federation.keeping.place import HALF, Place, leads_there
@@ -601,7 +603,11 @@ class Memory:
 
     def _fresh(self, pulls: Mapping[str, Tensor]) -> Vectors:
         """The vectors of a new stretch."""
-        return Held(pulls) if self._folder is None else self._folder.vectors(pulls, self._stretches)
+        if self._folder is not None:
+            return self._folder.vectors(pulls, self._stretches)
+        known = [own.vectors for own in self._stretches]
+        filed = next((own for own in known if isinstance(own, Filed)), None)  # in the files of a state
+        return Held(pulls) if filed is None else Filed.fresh(filed.source, pulls, blocks_of(known))
 
     @property
     def _content(self) -> MemoryContent:
@@ -631,6 +637,13 @@ class Memory:
         if self._folder is None:
             raise RequestError("The memory has no folder of its own: say where, memory.save(path).")
         self._go_on(self._content, saving=True)
+
+    def save_apart(self, path: Path) -> None:
+        """Write it to one file of a state that is being written, and its vectors to files beside that one.
+
+        Of vectors that are beside another such file, and have not changed, nothing is read or written.
+        """
+        write_apart(path, self._content)
 
     @classmethod
     def load(cls, path: str | Path, client: ClientRule | None = None) -> Memory:

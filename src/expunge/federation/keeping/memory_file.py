@@ -1,4 +1,8 @@
-"""A memory on disk: one safetensors file, which older versions of it can be read from."""
+"""A memory on disk: one safetensors file, which older versions of it can be read from.
+
+Its vectors are in the file; or, in the folder of a state, in files of their own beside it (vector_files.py), so that
+nothing is read or written of those that stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,22 @@ import torch
 from torch import Tensor
 
 from expunge.core.vectors import Layout, length
+from expunge.federation.keeping.filed import Block, Filed
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.pulls import weighted_mean
 from expunge.federation.keeping.rounds import KeptRound
 from expunge.federation.keeping.stretches import Held, Stretch
 from expunge.federation.keeping.tensor_file import TensorFile, read_tensors, reading, write_tensors
+from expunge.federation.keeping.vector_files import VectorFiles, write_vectors
 from expunge.federation.training.recipe import ClientRule, Recipe
 from expunge.federation.training.works import ROUNDING
 
 KIND, VERSION = "memory", 4
 """Of the file; in version 1 the vectors stood under the clients' own names, in version 2 rounds had shares only, and up
 to version 3 a vector was the sum of ``w_u (D_u - D)``."""
+
+APART, FOLDER = 5, "vectors"
+"""Version of a file whose vectors are apart, and the name of the folder beside it that they are in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,16 +47,38 @@ class MemoryContent:
 
 
 def write_memory(path: Path, memory: MemoryContent) -> None:
-    """Write it whole or not at all."""
+    """Write it whole or not at all, vectors and all."""
     clients = list(dict.fromkeys(name for stretch in memory.stretches for name in stretch.vectors))
-    numbers = {name: number for number, name in enumerate(clients)}
-    tensors, place = dict[str, Tensor](), memory.place
+    numbers, tensors = {name: number for number, name in enumerate(clients)}, dict[str, Tensor]()
     for at, stretch in enumerate(memory.stretches):
         tensors |= {f"{at}.{numbers[name]}": stretch.vectors[name] for name in stretch.vectors}
+    content, own = _described(memory)
+    stretches = [[stretch.rounds.start, stretch.rounds.stop] for stretch in memory.stretches]
+    write_tensors(path, KIND, VERSION, tensors | own, {**content, "clients": clients, "stretches": stretches})
+
+
+def write_apart(path: Path, memory: MemoryContent) -> None:
+    """Write it with its vectors beside it; only what is new or has changed of these is written.
+
+    Args:
+        path: in a folder that is not in its place yet, so that both appear there together.
+        memory: whose vectors may be beside another such file.
+    """
+    blocks, stretches = list[dict[str, str]](), list[Any]()
+    for stretch in memory.stretches:
+        own = list(write_vectors(path.parent / FOLDER, stretch.vectors))
+        numbers = list(range(len(blocks), len(blocks) + len(own)))
+        stretches.append([stretch.rounds.start, stretch.rounds.stop, numbers, stretch.vectors.length])
+        blocks += own
+    content, tensors = _described(memory)
+    write_tensors(path, KIND, APART, tensors, {**content, "blocks": blocks, "stretches": stretches})
+
+
+def _described(memory: MemoryContent) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """All but the vectors."""
+    tensors, place = dict[str, Tensor](), memory.place
     content: dict[str, Any] = {
-        "clients": clients,
         "rounds": [each.as_dict() for each in memory.rounds],
-        "stretches": [[stretch.rounds.start, stretch.rounds.stop] for stretch in memory.stretches],
         "recipe": memory.recipe.as_dict(),
     }
     if memory.parameters is not None:
@@ -59,22 +90,18 @@ def write_memory(path: Path, memory: MemoryContent) -> None:
         tensors |= {"momentum": place.momentum} if place.momentum is not None else {}
         tensors |= {"origin": place.origin} if place.origin is not None else {}
         content["place"] = {"first": place.first, "travelled": place.travelled}
-    write_tensors(path, KIND, VERSION, tensors, content)
+    return content, tensors
 
 
 def read_memory(path: Path, client: ClientRule | None = None) -> MemoryContent:
     """Read it back, with a client rule that is not ours as it is given; what does not fit together is refused."""
-    found = read_tensors(path, KIND, VERSION, older=(2, 3))
+    found = read_tensors(path, KIND, VERSION, others=(2, 3, APART))
     with reading(path, KIND):
         content = found.content if found.content is not None else _first_version(found)
         if "recipe" not in content:
             content = _second_version(found, content)
         _require_vectors(found.tensors)
-        stretches = []
-        for at, (first, last) in enumerate(content["stretches"]):
-            numbered = {name: f"{at}.{number}" for number, name in enumerate(content["clients"])}
-            own = {name: found.tensors[key] for name, key in numbered.items() if key in found.tensors}
-            stretches.append(Stretch(range(first, last), Held(own)))
+        stretches = _beside(path, content) if found.version == APART else _inside(found, content)
         rounds = [KeptRound.from_dict(each) for each in content["rounds"]]
         if found.version < VERSION:
             rounds, stretches = _third_version(rounds, stretches)
@@ -83,6 +110,27 @@ def read_memory(path: Path, client: ClientRule | None = None) -> MemoryContent:
             raise ValueError("the names of its parameters are not texts")
         parameters = tuple(chosen) if chosen is not None else None
         return MemoryContent(recipe, rounds, stretches, _place(found, content), parameters, _layout(content))
+
+
+def _inside(found: TensorFile, content: Mapping[str, Any]) -> list[Stretch]:
+    """With vectors that are in the file."""
+    stretches = []
+    for at, (first, last) in enumerate(content["stretches"]):
+        numbered = {name: f"{at}.{number}" for number, name in enumerate(content["clients"])}
+        own = {name: found.tensors[key] for name, key in numbered.items() if key in found.tensors}
+        stretches.append(Stretch(range(first, last), Held(own)))
+    return stretches
+
+
+def _beside(path: Path, content: Mapping[str, Any]) -> list[Stretch]:
+    """With vectors that are in files beside it, each read when it is asked for."""
+    files = {number: dict(own) for number, own in enumerate(content["blocks"])}
+    source = VectorFiles(path.parent / FOLDER, files)
+    source.require_all()
+    return [
+        Stretch(range(first, last), Filed(source, tuple(Block(number) for number in numbers), length))
+        for first, last, numbers, length in content["stretches"]
+    ]
 
 
 def _place(found: TensorFile, content: Mapping[str, Any]) -> Place | None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expunge.core.vectors import Layout
 from expunge.errors import DataError, RequestError
-from expunge.federation.keeping.filed import Block, Filed, row_of, tensor_of
+from expunge.federation.keeping.filed import Block, Filed, blocks_of
 from expunge.federation.keeping.memory_file import KIND, MemoryContent
 from expunge.federation.keeping.place import Place
 from expunge.federation.keeping.rounds import KeptRound
@@ -33,6 +34,37 @@ VERSION = 2
 """Of what stands in the rows; in version 1 a vector was the sum of ``w_u (D_u - D)``."""
 
 _TENSORS = ("start", "now", "momentum", "origin")
+
+_TYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64)}
+
+
+@dataclass(frozen=True, eq=False)
+class RowVectors:
+    """The vectors that the rows hold at one revision.
+
+    Attributes:
+        rows: the file.
+        revision: of the rows.
+        blocks: that are known to be there.
+    """
+
+    rows: Rows
+    revision: int
+    blocks: tuple[int, ...] = ()
+
+    def names(self, block: int) -> Iterator[str]:
+        """Whose vectors there are, in the order in which they came."""
+        start = _key(block)
+        return (json.loads(key[len(start) :]) for key in self.rows.keys(start, self.revision))
+
+    def has(self, block: int, name: str) -> bool:
+        """Whether there is one."""
+        return self.rows.has(_key(block, name), self.revision)
+
+    def read(self, block: int, name: str) -> Tensor | None:
+        """It, whole and as it was written; None where there is none."""
+        row = self.rows.read(_key(block, name), self.revision)
+        return None if row is None else tensor_of(row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +102,16 @@ class MemoryFolder:
 
     def vectors(self, pulls: Pulls, known: Sequence[Stretch]) -> Filed:
         """Those of a new stretch beside the known ones: on disk with whatever is written next."""
-        number = 1 + max((block.number for block in (*_blocks(known), *self._before)), default=-1)
-        length = next((vector.numel() for vector in pulls.values()), None)
-        return Filed(self.rows, self.revision, (Block(number),), length).plus(pulls)
+        source = RowVectors(self.rows, self.revision, tuple(block.number for block in self._before))
+        return Filed.fresh(source, pulls, _blocks(known))
 
     def written(self, content: MemoryContent) -> MemoryFolder:
         """Write this in one transaction; what its stretches no longer have is overwritten and deleted with that."""
         self.rows.change(self._changes(content), self.revision)
-        after = self.revision + 1
+        after = RowVectors(self.rows, self.revision + 1)
         stretches = [Stretch(own.rounds, _filed(own).settled(after)) for own in content.stretches]
-        return MemoryFolder(self.rows, after, replace(content, rounds=list(content.rounds), stretches=stretches))
+        content = replace(content, rounds=list(content.rounds), stretches=stretches)
+        return MemoryFolder(self.rows, after.revision, content)
 
     def _changes(self, content: MemoryContent) -> Iterator[tuple[str, Row | None]]:
         yield from self._vector_changes(content.stretches)
@@ -98,10 +130,11 @@ class MemoryFolder:
 
     def _vector_changes(self, stretches: Sequence[Stretch]) -> Iterator[tuple[str, Row | None]]:
         for stretch in stretches:
-            yield from _filed(stretch).changes()
+            for block, name, vector in _filed(stretch).changes():
+                yield _key(block, name), None if vector is None else row_of(vector)
         left = {block.number for block in _blocks(stretches)}
-        dropped = tuple(block for block in self._before if block.number not in left)
-        yield from Filed(self.rows, self.revision, dropped, None).deletions()
+        for number in (block.number for block in self._before if block.number not in left):
+            yield from ((key, None) for key in self.rows.keys(_key(number), self.revision))
 
     @property
     def _before(self) -> list[Block]:
@@ -110,7 +143,7 @@ class MemoryFolder:
 
 
 def _blocks(stretches: Sequence[Stretch]) -> list[Block]:
-    return [block for stretch in stretches for block in _filed(stretch).blocks]
+    return blocks_of(stretch.vectors for stretch in stretches)
 
 
 def _facts(content: MemoryContent) -> dict[str, Any]:
@@ -140,7 +173,9 @@ def _read(rows: Rows, revision: int, client: ClientRule | None) -> MemoryContent
         raise ValueError(f"its version is {facts['version']}, so use an expunge that reads that, not {VERSION}")
     rounds = [KeptRound.from_dict(json.loads(read(f"round {number}").value)) for number in range(facts["rounds"])]
     stretches = [
-        Stretch(range(first, last), Filed(rows, revision, tuple(Block(number) for number in blocks), length))
+        Stretch(
+            range(first, last), Filed(RowVectors(rows, revision), tuple(Block(number) for number in blocks), length)
+        )
         for first, last, blocks, length in facts["stretches"]
     ]
     place = None
@@ -162,3 +197,23 @@ def _filed(stretch: Stretch) -> Filed:
 
 def _json(content: Any) -> Row:
     return Row("json", json.dumps(content).encode())
+
+
+def row_of(vector: Tensor) -> Row:
+    """A vector as a row."""
+    return Row(str(vector.dtype).removeprefix("torch."), vector.detach().cpu().contiguous().numpy().tobytes())
+
+
+def tensor_of(row: Row) -> Tensor:
+    """A row as a vector."""
+    if row.type not in _TYPES:
+        raise DataError(f"A row holds {row.type} where a vector should be: take the folder from a backup.")
+    return torch.frombuffer(bytearray(row.value), dtype=_TYPES[row.type])
+
+
+def _key(block: int, name: str | None = None) -> str:
+    """Of a client's row; without a name, what the keys of all rows of the block begin with.
+
+    In JSON, since a client's name may hold whatever it likes.
+    """
+    return f"vector {block} " + ("" if name is None else json.dumps(name))

@@ -1,4 +1,11 @@
-"""A server's state as the files of one folder."""
+"""A server's state as the files of one folder.
+
+model.safetensors         the model; or shards.safetensors
+memory.safetensors        what is remembered of each round, and which vector is in which file
+vectors/                  a file for each client's vector, shared with the state before (vector_files.py)
+history.safetensors       stored updates, where they are kept
+checkpoints.safetensors   a few models of the training's way
+"""
 
 from __future__ import annotations
 
@@ -21,9 +28,10 @@ _MODEL, _VECTORS, _UPDATES, _SHARDS, _WAY = (
 
 
 def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
-    """Write the state's model, of this architecture, and whatever else it keeps, one safetensors file each.
+    """Write the state's model, of this architecture, and whatever else it keeps.
 
-    They are read back at once: what cannot be read again must not take the place of what can.
+    What is written is read back at once: what cannot be read again must not take the place of what can. Vectors that
+    another state has on disk are taken over from there unread.
     """
     folder.mkdir(exist_ok=True, mode=0o700)
     if state.shards is not None:
@@ -31,7 +39,7 @@ def save_state(state: ServerState, model: nn.Module, folder: Path) -> None:
     else:
         save_snapshot(state.model, model, folder / _MODEL)
     if state.memory is not None:
-        state.memory.save(folder / _VECTORS)
+        state.memory.save_apart(folder / _VECTORS)
     if state.history is not None:
         state.history.save(folder / _UPDATES)
     if state.checkpoints is not None:
@@ -55,6 +63,11 @@ def kept_in(state: ServerState) -> list[str]:
     return [name for name, part in parts.items() if part is not None]
 
 
+def load_memory(folder: Path) -> Memory | None:
+    """The memory alone, where there is one; of its vectors none is read."""
+    return Memory.load(folder / _VECTORS) if (folder / _VECTORS).exists() else None
+
+
 def load_state(model: nn.Module, folder: Path, schedule: Schedule | None, kept: Iterable[str] = ()) -> ServerState:
     """Read it back onto the architecture's device; what is kept beside the model goes there when it is used.
 
@@ -65,7 +78,7 @@ def load_state(model: nn.Module, folder: Path, schedule: Schedule | None, kept: 
         kept: what was kept (``kept_in``): a file of it that is missing is told in ``state.lost``.
     """
     device = next(model.parameters()).device
-    memory = Memory.load(folder / _VECTORS) if (folder / _VECTORS).exists() else None
+    memory = load_memory(folder)
     history = History.load(folder / _UPDATES) if (folder / _UPDATES).exists() else None
     way = Checkpoints.load(folder / _WAY) if (folder / _WAY).exists() else None
     parts = (("vectors", _VECTORS, memory), ("updates", _UPDATES, history), ("checkpoints", _WAY, way))

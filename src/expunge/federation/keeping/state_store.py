@@ -1,12 +1,13 @@
 """The state of a federation that lives on: what the server keeps between trainings and requests to forget.
 
     STORE/store.json    schedule, sample counts, who has left, the request being worked on, what came of earlier ones
-    STORE/state-7/      model.safetensors, memory.safetensors
+    STORE/state-7/      model.safetensors, memory.safetensors, vectors/ and more (state_files.py)
     STORE/journal/      finished rounds of the request being worked on (journal.py)
     STORE/.lock         locked by the one run that works on the folder
 
-A crash at any moment leaves the old state or the new one (durable.py). Earlier states are deleted: after a request
-nothing is left of the old model and vectors.
+A crash at any moment leaves the old state or the new one (durable.py). Vectors that a state does not change it has in
+common with the one before it (vector_files.py). Earlier states are deleted: after a request nothing is left of the old
+model, and of the vectors that it changed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from expunge.errors import DataError, RequestError
 from expunge.federation.keeping.book import Book
 from expunge.federation.keeping.durable import DurableFolder
 from expunge.federation.keeping.files import remove, require_writable
+from expunge.federation.keeping.memory import Memory
 from expunge.federation.keeping.state import ServerState
-from expunge.federation.keeping.state_files import kept_in, load_state, save_state
+from expunge.federation.keeping.state_files import kept_in, load_memory, load_state, save_state
 from expunge.federation.training.plan import Schedule
 
 
@@ -81,6 +83,15 @@ class StateStore:
             raise DataError(f"There is no trained federation in {self.folder}: train with a Recorder first.")
         schedule = Schedule(**self.book.schedule) if self.book.schedule is not None else None
         return load_state(model, self._durable.state(self.book.state), schedule, self.book.kept)
+
+    def memory(self) -> Memory | None:
+        """The memory of the state that counts, whose vectors are read when they are asked for, while it counts."""
+        found = load_memory(self.state)
+        if found is None and "vectors" in self.book.kept:
+            raise RequestError(
+                f"{self.state} is no more: another run has changed {self.folder} meanwhile, start again."
+            )
+        return found
 
     @contextmanager
     def alone(self) -> Iterator[None]:

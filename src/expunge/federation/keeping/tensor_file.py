@@ -71,7 +71,7 @@ def write_tensors(path: Path, kind: str, version: int, tensors: Mapping[str, Ten
         raise RequestError(f"Cannot write {path}: {getattr(problem, 'strerror', None) or problem}.") from problem
 
 
-def read_tensors(path: Path, kind: str, version: int, older: tuple[int, ...] = ()) -> TensorFile:
+def read_tensors(path: Path, kind: str, version: int, others: tuple[int, ...] = ()) -> TensorFile:
     """Read a file; refused where it is not what was written, of another kind or of another version."""
     with reading(path, kind):
         with safe_open(path, framework="pt") as file:
@@ -88,7 +88,7 @@ def read_tensors(path: Path, kind: str, version: int, older: tuple[int, ...] = (
         header = json.loads(text)
         if header["kind"] != kind:
             raise ValueError(f"it holds something else, {header['kind']!r}")
-        if header["version"] not in (version, *older):
+        if header["version"] not in (version, *others):
             raise ValueError(f"its version is {header['version']}, so use an expunge that reads that, not {version}")
         return TensorFile(tensors, header["content"], metadata, header["version"])
 

@@ -350,7 +350,7 @@ class Recorder(Strategy):
         book = self._attendance.noted(dataclasses.replace(self._store.book, counts=counts, doubts=self._doubts))
         self._store.write(book, state, self._model)
         snapshot.write_to(self._model)
-        self._memory, self._schedule, self._way = memory, schedule, way
+        self._memory, self._schedule, self._way = self._store.memory(), schedule, way  # vectors stay on disk
 
 
 def _todays(strategy: object) -> Strategy:
