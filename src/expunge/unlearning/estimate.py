@@ -24,6 +24,10 @@ MANY = 0.5
 """Where more than this share of the weights has a diagonal for its curvature, a step is filtered by products, however
 short it is and under every training: diagonals left up to a half of the way to retraining."""
 
+STRETCHES = 14
+"""Of what is followed by gradients (followed.py), one each: no training of more rounds is, and of fewer rounds each is
+parted."""
+
 LOUD, FURTHER = 3.0, 0.2
 """Where a client's pull is so many times as long by weight as others', a step by factors is taken so much further."""
 
@@ -73,6 +77,7 @@ class Size:
         always: whether it is looked at whatever the step: the model has one layer, or few that have factors, as far as
             names of parameters tell.
         one_layer: whether the model has one layer.
+        short: whether the training had so few rounds that the response may be followed by gradients.
         pull: how long the recorded pull's vectors are together, beside the model itself; no step by them is longer.
     """
 
@@ -93,6 +98,7 @@ class Size:
     half_way: bool = False
     always: bool = False
     one_layer: bool = False
+    short: bool = False
     pull: float = math.inf
 
     @classmethod
@@ -123,7 +129,11 @@ class Size:
         layout = state.model.layout
         alone = layout is not None and layout.is_one_layer and not norm
         always = alone or (layout is not None and layout.apart_from_layers > MANY and not norm)
-        return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, always, alone, pull)
+        trained = state.memory.rounds if state.memory is not None and kept else None
+        if trained is None:
+            trained = state.schedule.rounds if state.schedule is not None else STRETCHES
+        short = trained <= STRETCHES
+        return cls(*sizes, replayed, checkpoints, kept, asking, asked, rows, halved, always, alone, short, pull)
 
 
 def _pull(state: ServerState, parties: Parties) -> float:

@@ -38,7 +38,7 @@ from expunge.federation.training.response import Response
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
 from expunge.unlearning.doubts import FLAT, doubts, far
-from expunge.unlearning.estimate import FURTHER, LOUD, MANY
+from expunge.unlearning.estimate import FURTHER, LOUD, MANY, STRETCHES
 from expunge.unlearning.filters import damped
 from expunge.unlearning.followed import SOON, followed, gradient_samples
 from expunge.unlearning.half_way import FARTHEST, ByProducts, half_way
@@ -283,6 +283,8 @@ def _by_gradients(
     if response is None or not options.may_look_half_way or has_statistics(state.model) or is_adapted(state):
         return None
     if not _has_one_rate(response) or curvature.layers < 2 or curvature.without_factors > MANY:
+        return None
+    if len(response.rounds) > STRETCHES:
         return None
     if not is_long(state.model, state.model.moved(state.model.parameters - first()), SOON * options.long_step_ratio):
         return None

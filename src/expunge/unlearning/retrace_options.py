@@ -17,6 +17,7 @@ from expunge.unlearning.checks import (
 )
 from expunge.unlearning.estimate import (
     FURTHER,
+    STRETCHES,
     Estimate,
     Size,
     drawn,
@@ -26,7 +27,7 @@ from expunge.unlearning.estimate import (
     searched,
     small_change,
 )
-from expunge.unlearning.followed import SOON, STRETCHES, gradient_samples
+from expunge.unlearning.followed import SOON, gradient_samples
 from expunge.unlearning.half_way import PRODUCTS, samples
 from expunge.unlearning.one_layer import CHECKED, PASSES
 from expunge.unlearning.options import StepOptions
@@ -64,7 +65,8 @@ class RetraceOptions(StepOptions):
         correction_lengths: how far a correction may be taken, from 0 on.
         long_step_ratio: a step longer than this share of the model's own length is a long one; under SGD and FedAvg it
             is filtered anew by exact curvature half way (half_way.py). A model of one layer always is (one_layer.py),
-            and one most of whose weights have no factors.
+            and one most of whose weights have no factors. From half of it on short trainings are followed by gradients
+            first (followed.py).
         round_lengths: how far a short round may be taken, from 0 on.
         coupled: how what layers do together is looked at: ``auto`` asks some of those who stay, under Adam, how they
             answer a displaced model, or of adapters takes the exact curvature along the pull with its spread; else it
@@ -185,7 +187,7 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     replay = options.source == "replay" or (options.source == "auto" and not size.vectors)
     long = replay or (1 + FURTHER) * size.pull > options.long_step_ratio
     soon = replay or size.pull > SOON * options.long_step_ratio
-    follows_it = options.may_look_half_way and size.half_way and not size.one_layer and soon
+    follows_it = options.may_look_half_way and size.half_way and size.short and not size.one_layer and soon
     halved = options.may_look_half_way and (size.always or (size.half_way and long))
     asked = CHECKED + PASSES * PRODUCTS if size.one_layer else PRODUCTS
     tries = 2 + sharper + halved if options.tau is not None else 1
