@@ -269,6 +269,17 @@ class TestWithout:
         assert left.rounds == 1
         assert torch.equal(left.vectors["b"], memory.vectors["b"])
 
+    @pytest.mark.parametrize("weights", [{"ada": 1, "bob": 1}, {"ada": 1, "bob": 3}])
+    def test_of_two_who_were_always_alone_together_nothing_is_left_of_one_in_the_others_vector(self, weights):
+        """Its vector is the leaver's, turned round: nothing of its own is known without the leaver."""
+        memory, chance = Memory(), torch.Generator().manual_seed(0)
+        for _ in range(3):
+            memory.record({name: torch.randn(6, generator=chance) for name in weights}, weights)
+        gone, left = memory.vectors["ada"], memory.without(["ada"])
+        assert float(torch.nn.functional.cosine_similarity(gone, memory.vectors["bob"], dim=0)) == pytest.approx(-1)
+        assert not left.vectors["bob"].any()
+        assert left.clients == ("bob",)
+
     def test_the_memory_itself_is_left_alone(self):
         memory = recorded(updates_of("abc", 2, seed=0), {"a": 1, "b": 2, "c": 3})
         before = {name: kept.clone() for name, kept in memory.vectors.items()}

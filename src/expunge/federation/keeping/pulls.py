@@ -138,7 +138,9 @@ class Departure:
                     taken.setdefault(name, []).append(each)
         for name, rounds in taken.items():
             own, added, blurs[name] = _changed(rounds, met, gone, name)
-            corrections[name] = (added / own, 1 / own)
+            # Whoever had the leaver alone beside it in every round has its vector turned round, and knows no pull now.
+            alone = all(_is_left_alone(each.shares, gone, name) for each in rounds)
+            corrections[name] = (0.0, math.inf) if alone else (added / own, 1 / own)
         left = [(each, each.without(gone)) for each in kept]
         return cls(
             [own if own is each else _renewed(each, own, gone, blurs) for each, own in left if own is not None],
