@@ -32,10 +32,11 @@ def moved(content: MemoryContent, model: Tensor, layout: Layout) -> Layout:
     start, now, own = (layout.unflatten(each) for each in (place.start, place.now, model.to(place.now)))
     names = [name for name, _ in layout.shapes]
     still = {name for name in names if torch.equal(start[name], now[name]) and torch.equal(own[name], now[name])}
-    for stretch in content.stretches if still else ():
-        for client in stretch.vectors:
-            parts = layout.unflatten(stretch.vectors[client])
-            still = {name for name in still if not bool(parts[name].any())}
+    for vectors, client in ((stretch.vectors, client) for stretch in content.stretches for client in stretch.vectors):
+        if not still:  # nobody else's vector need be read
+            break
+        parts = layout.unflatten(vectors[client])
+        still = {name for name in still if not bool(parts[name].any())}
     left = tuple((name, shape) for name, shape in layout.shapes if name not in still)
     return Layout(left) if still and left else layout
 
