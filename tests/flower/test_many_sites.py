@@ -95,6 +95,16 @@ def test_a_forget_touches_those_who_met_the_leaver(tmp_path, read, one_stretch):
             torch.testing.assert_close(memory.vectors[name], vector)
 
 
+def test_a_run_that_goes_on_knows_where_the_first_one_began(tmp_path):
+    """A site that stays trains that round again, when somebody leaves."""
+    store, first = tmp_path / "store", torch.nn.utils.parameters_to_vector(mlp().parameters()).detach()
+    for _ in range(2):
+        start(federation(), recorder(store), rounds=1)
+        torch.testing.assert_close(kept(store).memory.place.beginning, first)
+    forget(federation(), "ada", store=store, model=mlp(), tau=None)
+    assert kept(store).memory.place.beginning is None  # the first round was another one without her
+
+
 def test_the_leaver_is_gone_from_every_byte_of_the_store(tmp_path, one_stretch):
     store = tmp_path / "store"
     start(without("cyd"), recorder(store), rounds=1)

@@ -257,7 +257,7 @@ class Recorder(Strategy):
                 f"The training in {folder} was by {memory.recipe.server}, and {self._name} is {self._server}: "
                 "go on with the same, or choose a new folder."
             )
-        self._memory = memory.bound_to(state.model, memory.server_momentum)
+        self._memory = memory.bound_to(state.model, memory.server_momentum, goes_on=True)
         self._schedule = state.schedule
         if state.checkpoints is not None and state.memory is not None:  # else their rounds are not those to come
             self._way = dict(state.checkpoints.models)
