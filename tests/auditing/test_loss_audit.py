@@ -97,7 +97,11 @@ class TestVerdicts:
         assert found.verdict == "UNDER-FORGOTTEN", found.reason
 
     def test_a_destroyed_one_is_damaged(self, world):
-        assert audited(world, network(9)).verdict == "DAMAGED"
+        found = audited(world, network(9), retained=world.stay)
+        assert found.verdict == "DAMAGED"
+        (retained,) = (piece for piece in found.evidence if piece.what == "retained loss")
+        assert retained.leaning == "against"
+        assert "nats" not in retained.sentence
 
     def test_one_that_went_too_far_is_told(self, world):
         found = audited(world, mixed(world.sharing[5], world.before, -0.5))

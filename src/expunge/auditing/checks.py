@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from expunge.auditing.answers import Answers
 from expunge.auditing.convexity import strong_convexity
-from expunge.auditing.evidence import Evidence, Leaning
+from expunge.auditing.evidence import TOLERATED_PART, Evidence, Leaning
 from expunge.auditing.exam import Samples, Trigger
 from expunge.auditing.odd_labels import OddLabels
 from expunge.auditing.placebo import FEWEST, Hold, Kept, as_hold, kept_share, mean_raised, ranks
@@ -35,8 +35,6 @@ FEW = 10
 """Fewer samples than this say nothing."""
 WORSE = 0.05
 """The loss of accuracy on unseen samples that is damage, where it is beyond doubt."""
-MORE = 0.2
-"""The part by which a loss on unseen samples rises that is damage, where no retrained model says what leaving costs."""
 LOST = 0.5
 """A class that loses more than this share of its right answers was switched off."""
 
@@ -148,7 +146,7 @@ def loss_check(before: Tensor, after: Tensor) -> Evidence:
     numbers = f"from {first:.4g} to {second:.4g}"
     error = float(rise.std()) / len(rise) ** 0.5 if len(rise) > 1 else 0.0
     surely = float(rise.mean()) - value_beyond(LEVEL, max(len(rise) - 1, 1)) * error
-    if not surely <= MORE * abs(first):  # a NaN is damage
+    if not surely <= TOLERATED_PART * abs(first):  # a NaN is damage
         return Evidence("use", "against", f"The loss on unseen samples rose {numbers}: the model was damaged.", values)
     return Evidence("use", "neither", f"The loss on unseen samples went {numbers}: nothing speaks for damage.", values)
 

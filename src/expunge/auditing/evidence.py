@@ -34,6 +34,9 @@ Leaning = Literal["for", "against", "neither"]
 TOLERATED = 0.05
 """A rise of the retained loss up to this many nats is no sign of damage: the trust region's own tau."""
 
+TOLERATED_PART = 0.2
+"""The same of a loss in another unit, as a part of it."""
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -103,19 +106,23 @@ def held_out_evidence(
     return Evidence("held-out data", "for", f"{text}: as if never seen, which is no proof.", values)
 
 
-def retained_loss_evidence(was: float, is_now: float) -> Evidence:
+def retained_loss_evidence(was: float, is_now: float, *, in_nats: bool = True) -> Evidence:
     """What forgetting cost those who stay, on the data that they trained with: their mean loss before and after.
+
+    A loss that is no cross-entropy has a unit of its own, and may rise by a part of what it was.
 
     Example:
         >>> retained_loss_evidence(0.1, 0.3).leaning, retained_loss_evidence(0.1, 0.12).leaning
         ('against', 'neither')
+        >>> retained_loss_evidence(0.1, 0.13, in_nats=False).leaning
+        'against'
     """
     values = {"before": was, "after": is_now}
-    numbers = f"from {was:.4f} to {is_now:.4f}"
-    if not is_now - was <= TOLERATED:  # a NaN is a rise
-        text = f"The retained loss rose {numbers} nats: what the others know was damaged."
+    numbers = f"from {was:.4f} to {is_now:.4f} nats" if in_nats else f"from {was:.4g} to {is_now:.4g}"
+    if not is_now - was <= (TOLERATED if in_nats else TOLERATED_PART * abs(was)):  # a NaN is a rise
+        text = f"The retained loss rose {numbers}: what the others know was damaged."
         return Evidence("retained loss", "against", text, values)
-    text = f"The retained loss went {numbers} nats: nothing speaks for damage, and nothing follows about forgetting."
+    text = f"The retained loss went {numbers}: nothing speaks for damage, and nothing follows about forgetting."
     return Evidence("retained loss", "neither", text, values)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from expunge.auditing.evidence import Evidence, gradient_evidence, retained_loss_evidence
 from expunge.core.batch import Batch, Forward, aligned, run
-from expunge.core.losses import Loss
+from expunge.core.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from expunge.federation.engines.local_data import LocalData
 
 BATCH = 256
@@ -23,7 +23,8 @@ def retained_evidence(
     """The retained objective, and the length of its gradient, before and after."""
     found = [_objective(models[name], retained, loss, forward) for name in ("before", "after")]
     losses, gradients = zip(*found, strict=True)
-    return [retained_loss_evidence(*losses), gradient_evidence(*gradients)]
+    in_nats = isinstance(loss, CrossEntropy | BinaryCrossEntropy)
+    return [retained_loss_evidence(*losses, in_nats=in_nats), gradient_evidence(*gradients)]
 
 
 def batches(module: nn.Module, data: LocalData, numbers: Tensor, forward: Forward | None) -> Iterator[Batch]:
