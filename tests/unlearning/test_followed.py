@@ -84,6 +84,14 @@ class TestStretches:
         held = torch.where(self.VALUES > 1e-6, (1 - left) / self.VALUES.clamp(min=1e-9), travel)
         torch.testing.assert_close(stretch.held(self.VALUES), held, rtol=1e-5, atol=1e-8)
 
+    @pytest.mark.parametrize("works", [(), (Work(1.0, 0.0, 3),), (Work(1.0, 0.1, 0),)])
+    def test_a_round_in_which_nobody_trained_leaves_all_and_holds_nothing(self, works):
+        idle = Response(Recipe(), (Round((Work(1.0, 0.1, 3),)), Round(works)))
+        stretch = Stretch(idle, 1, 0.4)
+        assert torch.equal(stretch.left(self.VALUES), torch.ones_like(self.VALUES))
+        assert not stretch.held(self.VALUES).any()
+        assert stretch.pulled == pytest.approx(0.4)
+
     def test_weight_decay_wears_down_what_is_flat(self):
         stretch = Stretch(self.response(rule=SGD(weight_decay=0.1)), 0, 1.0)
         assert float(stretch.left(torch.zeros(1).double())) == pytest.approx((1 - 0.1 * 0.1) ** 3)
@@ -298,6 +306,18 @@ class TestRunningAway:
 
         monkeypatch.setattr(Retained, "gradient", fails)
         assert followed(stay, state.model, pull, curvature) is None
+
+
+@pytest.mark.parametrize("leaving", [("ada",), ("ada", "bob")])
+def test_where_few_take_part_and_some_rounds_have_nobody_who_stays(leaving):
+    """A round of those who leave alone wears nothing down."""
+    plan = dataclasses.replace(PLAN, rounds=12, epochs=2, participation=0.5)
+    engine, state = trained(plan=plan)
+    rounds = recorded(state, leaving).response.rounds
+    assert len(leaving) == 1 or any(not each.total > 0 for each in rounds)
+    outcome = forgotten(engine, state, Request.of(leaving), OPTIONS)
+    assert outcome.succeeded
+    assert bool(torch.isfinite(outcome.state.model.parameters).all())
 
 
 def test_a_boosted_leaver_is_followed_too():

@@ -99,7 +99,10 @@ class Stretch:
         return float(Answered(self._own, rows)(torch.zeros(1, dtype=torch.float64), ())[0])
 
     def held(self, curvature: Tensor) -> Tensor:
-        """What comes of a force of one that is held all the while."""
+        """What comes of a force of one that is held all the while; nothing where nobody who stays trained."""
+        works = self.response.rounds[self.number].works
+        if not any(work.share * work.learning_rate * work.steps > 0 for work in works):
+            return torch.zeros_like(curvature)
         slope, flat = self._travel, self.left(curvature.new_zeros(1))
         tiny = SMALL / slope
         return torch.where(
