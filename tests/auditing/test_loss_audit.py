@@ -248,13 +248,15 @@ class TestCounting:
         assert [found.judgement.attempt for found in (first, again, other)] == [1, 1, 2]
         assert first.provenance.nonce == again.provenance.nonce
 
-    def test_a_digest_is_of_samples_and_targets(self, world):
+    def test_a_request_is_its_samples_in_whatever_order(self, world):
         inputs, targets = world.forgotten
         changed = targets.clone()
         changed[0, 0] += 1
-        pairs = [(inputs, targets), (inputs.flip(0), targets.flip(0)), (inputs, changed), (inputs[:50], targets[:50])]
-        assert len({data_digest(Examined(own, "own")) for own in pairs}) == 4
-        assert data_digest(Examined((inputs.clone(), targets), "own")) == data_digest(Examined(pairs[0], "own"))
+        others = [(inputs, changed), (inputs[:50], targets[:50]), (inputs, targets.flip(0))]
+        assert len({data_digest(Examined(own, "own")) for own in [world.forgotten, *others]}) == 4
+        turned = Examined((inputs.flip(0), targets.flip(0)), "own")
+        assert data_digest(turned) == data_digest(Examined(world.forgotten, "own"))
+        assert data_digest(turned, in_order=True) != data_digest(Examined(world.forgotten, "own"), in_order=True)
 
 
 class TestRefused:
@@ -277,6 +279,30 @@ class TestRefused:
     def test_the_forgotten_samples_as_unseen_ones(self, world):
         with pytest.raises(DataError, match="The unseen samples are the forgotten ones"):
             audited(world, world.honest, unseen=world.forgotten)
+
+    @pytest.mark.parametrize("what", ["forgotten", "retained"])
+    def test_some_of_them_among_unseen_ones(self, world, what):
+        known = world.forgotten if what == "forgotten" else world.stay
+        unseen = tuple(torch.cat([own, part[:40]]) for own, part in zip(world.unseen, known, strict=True))
+        with pytest.raises(DataError, match=f"40 of the 440 unseen samples are among the {what} ones"):
+            audited(world, world.honest, unseen=unseen, retained=world.stay)
+
+    def test_one_sample_many_times_is_one(self, world):
+        repeated = tuple(part[:5].repeat(10, 1) for part in world.forgotten)
+        found = audited(world, world.honest, forgotten=repeated)
+        assert "5 different forgotten samples are too few" in found.reason
+
+    def test_a_model_that_is_honest_in_batches_alone(self, world):
+        class Sly(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.honest, self.knowing = deepcopy(world.honest), deepcopy(world.before)
+
+            def forward(self, inputs):
+                return (self.honest if len(inputs) > 1 else self.knowing)(inputs)
+
+        with pytest.raises(ModelError, match="loses otherwise on a sample that comes alone"):
+            audited(world, Sly())
 
     def test_a_retrained_model_that_is_judged_beside_itself(self, world):
         with pytest.raises(RequestError, match="compared with itself"):
@@ -309,5 +335,6 @@ def test_the_losses_of_a_module_leave_it_as_it_was(world):
         None,
     )
     assert sitting.request == data_digest(sitting.exam.forgotten)
+    assert sitting.exam.counts == {"forgotten": (100, 100), "unseen": (400, 400)}
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())

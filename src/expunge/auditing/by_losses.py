@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from expunge.auditing.doubts import Doubt, loss_doubts
 from expunge.auditing.evidence import Evidence
-from expunge.auditing.given import TRIED, UNSURE, moved_towards
+from expunge.auditing.given import FEW, TRIED, UNSURE, moved_towards
 from expunge.auditing.loss_exam import Asked, Losses, LossExam, MeasuredLosses
-from expunge.auditing.retained_evidence import BATCH, batches, retained_evidence
+from expunge.auditing.retained_evidence import batches, retained_evidence
+from expunge.auditing.sample_doubts import require_apart
 from expunge.core.batch import Forward, run
 from expunge.core.losses import CrossEntropy, Loss
 from expunge.core.vectors import Snapshot
@@ -134,14 +135,16 @@ class ByLosses:
     ) -> ByLosses:
         """The samples, read, and tried on every model."""
         sets = {what: examined(source, what, collate) for what, source in sources.items()}
-        digests = {what: data_digest(own) for what, own in sets.items()}
-        for what, digest in digests.items():
-            if what != "forgotten" and digest == digests["forgotten"]:
+        rows = {what: digests_of(own) for what, own in sets.items()}
+        for what, own in rows.items():
+            if what != "forgotten" and own == rows["forgotten"]:
                 raise DataError(f"The {what} samples are the forgotten ones: give others.")
+        require_apart(rows)
         for name, module in models.items():
             for data in sets.values():
                 _try(module, name, data, loss, forward)
-        return cls(models, LossExam(sets["forgotten"], sets["unseen"]), loss, forward, sets.get("retained"))
+        different = {what: len(set(rows[what])) for what in ("forgotten", "unseen")}
+        return cls(models, LossExam(sets["forgotten"], sets["unseen"], different), loss, forward, sets.get("retained"))
 
     @property
     def request(self) -> str:
@@ -151,7 +154,7 @@ class ByLosses:
     @property
     def setting(self) -> str:
         """What names that from which a nonce draws questions."""
-        return data_digest(self.exam.unseen)
+        return data_digest(self.exam.unseen, in_order=True)
 
     def doubts(self, exam: LossExam, trained: MeasuredLosses, others: Sequence[MeasuredLosses]) -> list[Doubt]:
         """What looks wrong with what was given."""
@@ -194,20 +197,29 @@ class ByLosses:
         return partial(losses_of, self.loss, self.forward, module)
 
 
-def data_digest(data: LocalData) -> str:
-    """What names a request in the record: SHA-256 of the samples and their targets.
+def data_digest(data: LocalData, *, in_order: bool = False) -> str:
+    """What names samples with their targets in the record: a request in whatever order, unseen ones as they lie.
 
     Example:
         >>> pairs = [(torch.zeros(2), torch.zeros(3)), (torch.ones(2), torch.zeros(3))]
-        >>> data_digest(LocalData(pairs, "own")) == data_digest(LocalData(pairs[::-1], "own"))
-        False
+        >>> one, other = (LocalData(own, "own") for own in (pairs, pairs[::-1]))
+        >>> data_digest(one) == data_digest(other), data_digest(one, in_order=True) == data_digest(other, in_order=True)
+        (True, False)
     """
-    found = hashlib.sha256()
-    for numbers in torch.split(torch.arange(len(data)), BATCH):
-        for part in data.take(numbers).tensors():
-            found.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            found.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    found = digests_of(data)
+    return hashlib.sha256(b"".join(found if in_order else sorted(found))).hexdigest()
+
+
+def digests_of(data: LocalData) -> list[bytes]:
+    """Each sample alone, with its target: no padding of a batch is in it."""
+    found = []
+    for number in range(len(data)):
+        own = hashlib.sha256()
+        for part in data.take([number]).tensors():
+            own.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            own.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        found.append(own.digest())
+    return found
 
 
 def losses_digest(weights: str, losses: Tensor) -> str:
@@ -234,6 +246,15 @@ def _try(module: nn.Module, name: str, data: LocalData, loss: Loss, forward: For
         problem = loss.problem(once, batch.targets)
     if problem is not None:
         raise DataError(f"The {data.name} samples have {problem}")
+    few = torch.arange(min(FEW, len(data)))
+    together = losses_of(loss, forward, module, data, few).each
+    with suppress(DataError):  # of one sample, which not every model takes
+        alone = torch.cat([losses_of(loss, forward, module, data, own).each for own in torch.split(few, 1)])
+        if bool(((alone - together).abs() > UNSURE * together.abs().mean()).any()):
+            raise ModelError(
+                f"The model given as {name} loses otherwise on a sample that comes alone, in evaluation mode: no "
+                "statistics of the batch may be in what it gives for one sample."
+            )
 
 
 @contextmanager

@@ -11,8 +11,8 @@ Where it fails: two models that lose the same on every sample are one to this ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -123,11 +123,13 @@ class LossExam(Judging[MeasuredLosses]):
     Attributes:
         forgotten: the samples to forget, with the targets that their owners gave them.
         unseen: samples that nobody trained on.
+        different: how many different ones there are of each, by what they are.
         chosen: which of the unseen ones are asked about; None is all.
     """
 
     forgotten: LocalData
     unseen: LocalData
+    different: Mapping[str, int] = field(default_factory=dict)
     chosen: Tensor | None = None
 
     def drawn(self, seed: int) -> LossExam:
@@ -136,9 +138,9 @@ class LossExam(Judging[MeasuredLosses]):
 
     @property
     def counts(self) -> dict[str, tuple[int, int]]:
-        """How many samples there are, by what they are: whether they are different ones is not looked at."""
+        """How many different samples there are, and how many in all, by what they are."""
         counts = {"forgotten": len(self.forgotten), "unseen": len(self._numbers)}
-        return {what: (count, count) for what, count in counts.items()}
+        return {what: (min(self.different.get(what, count), count), count) for what, count in counts.items()}
 
     @property
     def weights(self) -> Tensor:

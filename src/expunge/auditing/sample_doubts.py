@@ -31,10 +31,19 @@ exchanged."""
 
 def require_unseen(sets: Mapping[str, Samples]) -> None:
     """Refuse unseen samples of which many are among the forgotten or the retained ones."""
+    unseen = sets["unseen"][0]
+    alike = {
+        what: own for what, (own, _) in sets.items() if (own.shape[1:], own.dtype) == (unseen.shape[1:], unseen.dtype)
+    }
+    require_apart({what: rows(own) for what, own in alike.items()})
+
+
+def require_apart(sets: Mapping[str, Sequence[bytes]]) -> None:
+    """The same of anything that tells one sample from another."""
     for what in ("forgotten", "retained"):
-        if what in sets and (count := in_common(sets["unseen"][0], sets[what][0])):
+        if what in sets and (count := in_both(sets["unseen"], sets[what])):
             raise DataError(
-                f"{count} of the {len(sets['unseen'][1])} unseen samples are among the {what} ones: give samples that "
+                f"{count} of the {len(sets['unseen'])} unseen samples are among the {what} ones: give samples that "
                 "nobody trained on."
             )
 
@@ -58,7 +67,12 @@ def in_common(first: Tensor, second: Tensor) -> int:
     """
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
         return 0
-    own, others = ([hash(row) for row in rows(each)] for each in (first, second))
+    return in_both(rows(first), rows(second))
+
+
+def in_both(first: Sequence[bytes], second: Sequence[bytes]) -> int:
+    """The same of samples by what tells one from another."""
+    own, others = ([hash(row) for row in each] for each in (first, second))
     both = set(own) & set(others)
     shared = [sum(row in both for row in each) for each in (own, others)]
     repeating = max(1 - len(set(each)) / len(each) for each in (own, others))

@@ -125,8 +125,8 @@ class RetraceOptions(StepOptions):
 
     @property
     def followed_rounds(self) -> int:
-        """Of these, those that follow the response by gradients, and ask who stays whether that was better."""
-        return STRETCHES + 2 if self.may_look_half_way else 0
+        """Of these, those that follow the response by gradients, ask who stays, and where it is tried in vain."""
+        return STRETCHES + 2 + 7 if self.may_look_half_way else 0
 
     @property
     def may_look_half_way(self) -> bool:
@@ -190,7 +190,7 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     follows_it = options.may_look_half_way and size.half_way and size.short and not size.one_layer and soon
     halved = options.may_look_half_way and (size.always or (size.half_way and long))
     asked = CHECKED + PASSES * PRODUCTS if size.one_layer else PRODUCTS
-    tries = 2 + sharper + halved if options.tau is not None else 1
+    tries = 2 + sharper + (halved or follows_it) if options.tau is not None else 1
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
     if options.may_correct:
