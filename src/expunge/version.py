@@ -1,3 +1,3 @@
 """The version, in a file that imports nothing."""
 
-__version__ = "0.5.4"
+__version__ = "0.5.5"

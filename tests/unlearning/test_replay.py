@@ -16,6 +16,8 @@ from expunge.federation.keeping.checkpoints import Checkpoints
 from expunge.federation.training.fedavg import Keep, train
 from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import Adam, FedAvg, FedAvgM, Recipe
+from expunge.unlearning import estimate
+from expunge.unlearning.estimate import Size
 from expunge.unlearning.pulls import Replay
 from expunge.unlearning.request import Request
 from expunge.unlearning.retrain import RetrainOptions, retrain
@@ -237,3 +239,24 @@ def test_what_cannot_be_replayed_is_refused_before_anybody_is_asked(changes, sai
 def away():
     """A client that is remembered but gone, beside samples: only a replay could tell, and it needs its data."""
     return REQUESTS["both"], RETRACE
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_a_dear_replay_has_fewer_epochs_which_count_for_all_of_them(vectors, monkeypatch):
+    """With steps so short that a round is as good as straight, half of one counts twice; the estimate knows."""
+    plan = dataclasses.replace(PLAN, rounds=4, epochs=4, learning_rate=1e-4)
+    engine, state = trained(plan, vectors=vectors)
+    request = REQUESTS["both"] if not vectors else SAMPLES
+    parties = request.parties(engine.clients())
+    whole, before = replayed(engine, state, request), engine.cost.sample_gradients
+    full = Size.of(state, parties).replayed
+    monkeypatch.setattr(estimate, "CHEAP", full / 2)
+    fewer = replayed(engine, state, request)
+    spent = engine.cost.sample_gradients - before
+    assert spent == Size.of(state, parties).replayed == full / 2
+    torch.testing.assert_close(fewer.vectors, whole.vectors, rtol=0.01, atol=1e-9)
+    torch.testing.assert_close(fewer.spreads, whole.spreads)
+    monkeypatch.setattr(estimate, "CHEAP", 0)  # a round of one epoch is the least
+    assert Size.of(state, parties).replayed == full / 4
+    monkeypatch.setattr(estimate, "REPLAYED", 1)  # one in so many of the samples of all rounds: 4 x 4 x 41
+    assert Size.of(state, parties).replayed == full

@@ -34,7 +34,7 @@ from expunge.bench.settings import Contender, Forget, Setting
 from expunge.bench.store import Store
 from expunge.bench.verdict import SCENARIO, shown
 from expunge.bench.verdict_cases import sharing
-from expunge.bench.workers import one_by_one, side_by_side
+from expunge.bench.workers import processes
 from expunge.core.vectors import Snapshot
 from expunge.data import Mislabelling, stamp
 from expunge.federation.engines.engine import Cost
@@ -109,7 +109,7 @@ def run_evidence(
     ]
     to_do = [case for case in cases if not case.path(store).exists()]
     missing = missing_cells([cell for case in to_do for cell in case.cells()], store)
-    with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
+    with processes(workers, store.device) as pool:
         make_all(missing, store, pool, progress, may_diverge=True)
         cases = [case for case in cases if case.path(store).exists() or not missing_cells(case.cells(), store)]
         parts = all_done([partial(heard, case, store) for case in cases], pool, progress, "judging")

@@ -20,7 +20,7 @@ from expunge.bench.results import Results, Series, Variant, environment, utc_now
 from expunge.bench.scales import Scale
 from expunge.bench.settings import Setting, together
 from expunge.bench.store import Store
-from expunge.bench.workers import Workers, one_by_one, side_by_side
+from expunge.bench.workers import Workers, processes
 from expunge.data import is_there, load
 from expunge.errors import NumericalError, RequestError
 from expunge.federation.training.fedavg import Progress
@@ -77,7 +77,7 @@ def run(
         scale: how large.
         seeds: each gives its own split, poisoning, initial weights and training.
         store: where finished cells are.
-        workers: processes side by side, each on one core; None takes one a core, at most four. A GPU takes turns.
+        workers: processes side by side; None takes one a core, at most four, and on a GPU this one alone.
         progress: called with (what, done, total).
     """
     if experiment.whole is not None:
@@ -89,7 +89,7 @@ def run(
     missing = missing_cells([cell for own in to_do for cell in cells(own)], store)
     if to_do:
         _require_gpu(store, f"{len(to_do)} of {sum(map(len, parts_of))} parts are not measured yet")
-    with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
+    with processes(workers, store.device) as pool:
         make_all(missing, store, pool, progress)
         jobs: list[Callable[[], Part]] = [
             partial(measured_part, setting, experiment.curves, store, [path for _, path in own])

@@ -25,7 +25,7 @@ from expunge.bench.scenario import Scenario
 from expunge.bench.store import Store
 from expunge.bench.verdict_cases import KINDS, MOST_EPOCHS, Case, Kind, heard
 from expunge.bench.verdict_curves import level_curves, relearning_curves, study_curves
-from expunge.bench.workers import one_by_one, side_by_side
+from expunge.bench.workers import processes
 from expunge.data import Backdoor, is_there
 from expunge.federation.training.fedavg import Progress
 from expunge.federation.training.plan import TrainingPlan
@@ -91,7 +91,7 @@ def run_verdicts(
         cases += [Case(FASHION, own, leaver, retrains, kind, FASHION_RATE) for kind in KINDS for own in some]
     to_do = [case for case in cases if not case.path(store).exists()]
     missing = missing_cells([cell for case in to_do for cell in case.cells()], store)
-    with one_by_one() if store.device != "cpu" or workers == 1 else side_by_side(workers) as pool:
+    with processes(workers, store.device) as pool:
         make_all(missing, store, pool, progress)
         dear_first = sorted(range(len(cases)), key=lambda number: -cases[number].trained.work)
         jobs = [partial(heard, cases[number], store) for number in dear_first]

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ def side_by_side(count: int | None = None) -> Iterator[Workers]:
 
 @contextmanager
 def one_by_one() -> Iterator[Workers]:
-    """Everything in this process: a GPU is shared badly, and is not left waiting for a new process's first touch."""
+    """Everything in this process: a GPU is not left waiting for a new process's first touch."""
 
     def submit(work: Callable[[], Any]) -> Future[Any]:
         done: Future[Any] = Future()
@@ -59,6 +59,15 @@ def one_by_one() -> Iterator[Workers]:
         yield Workers(submit, 1)
     finally:
         torch.set_num_threads(threads)
+
+
+def processes(count: int | None, device: str) -> AbstractContextManager[Workers]:
+    """So many processes; where nobody says how many, one a core, and on a GPU this one alone.
+
+    Several share a GPU well only under its multi-process service (NVIDIA MPS), and their seconds are then nobody's.
+    """
+    alone = count == 1 or (count is None and device != "cpu")
+    return one_by_one() if alone else side_by_side(count)
 
 
 def _begin(parent: int) -> None:

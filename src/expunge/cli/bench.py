@@ -35,7 +35,9 @@ def bench(
     ] = Path("runs/bench"),
     data_dir: DataOption = None,
     device: DeviceOption = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes side by side; by default one a core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes side by side; by default one a core, and one on a GPU.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run experiments, each with its own report."""

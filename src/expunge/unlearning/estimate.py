@@ -32,6 +32,11 @@ LOUD, FURTHER = 3.0, 0.2
 """Where a client's pull is so many times as long by weight as others', a step by factors is taken so much further."""
 
 
+REPLAYED, CHEAP = 40, 20_000
+"""A replay takes no more than one in so many of the samples that the training went through, or than so many, as far as
+rounds of fewer epochs spare them; they count for as many steps as there were."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """At most so much.
@@ -170,21 +175,43 @@ def recorded_steps(state: ServerState, name: str) -> float | None:
     return sum(own) / len(own) if own else None
 
 
-def replayed_epochs(state: ServerState, name: str, counts: Mapping[str, int]) -> int:
-    """Local epochs of a replay by this client: as stated, or those that come nearest to the steps that it made."""
+def round_epochs(state: ServerState, name: str, counts: Mapping[str, int]) -> int:
+    """Local epochs of this client in a round: as stated, or those that come nearest to the steps that it made."""
     schedule, steps = state.schedule, recorded_steps(state, name)
     if schedule is None or schedule.epochs is not None or steps is None:
         return epochs_of(schedule, counts)
     return max(1, round(steps / local_steps(counts[name], 1, schedule.batch_size)))
 
 
+def replayed_epochs(state: ServerState, parties: Parties) -> dict[str, int]:
+    """Of each owner who is there: as many as it trained for in a round, or fewer where that would be too much work."""
+    there = {name: gone for name, gone in parties.owners.items() if name in parties.counts}
+    whole = {name: round_epochs(state, name, parties.counts) for name in there}
+    each = {
+        name: parties.counts[name] + (0 if gone is None else parties.counts[name] - len(gone))
+        for name, gone in there.items()
+    }
+    checkpoints = len(state.checkpoints.models) if state.checkpoints is not None else 0
+    work = checkpoints * sum(whole[name] * each[name] for name in there)
+    part = min(1.0, max(_trained(state, parties) / REPLAYED, CHEAP) / work) if work else 1.0
+    return {name: max(1, int(part * epochs)) for name, epochs in whole.items()}
+
+
+def _trained(state: ServerState, parties: Parties) -> float:
+    """How many samples the training went through: as recorded, else as if all had taken part in every round."""
+    works = state.memory.works(None) if state.memory is not None else None
+    if works and state.schedule is not None:
+        return state.schedule.batch_size * sum(work.steps for each in works for work in each.values())
+    rounds = state.schedule.rounds if state.schedule is not None else 1
+    return float(rounds * epochs_of(state.schedule, parties.counts) * sum(parties.counts.values()))
+
+
 def _replayed(state: ServerState, parties: Parties) -> int:
     """Sample-gradients of the owners' training from one checkpoint, with and without what is to be forgotten."""
     total = 0
-    for name, gone in parties.owners.items():
-        if name in parties.counts:
-            samples = parties.counts[name] + (0 if gone is None else parties.counts[name] - len(gone))
-            total += replayed_epochs(state, name, parties.counts) * samples
+    for name, epochs in replayed_epochs(state, parties).items():
+        gone = parties.owners[name]
+        total += epochs * (parties.counts[name] + (0 if gone is None else parties.counts[name] - len(gone)))
     return total
 
 

@@ -11,7 +11,7 @@ weight in the round, as it was recorded, or else by its samples:
 
 where D is how far the model went per round from this checkpoint to the next. It is exact for one round, and stands for
 all rounds of its stretch in which the owner took part. It needs the owners and their data once; cost: two local rounds
-of theirs a checkpoint.
+of theirs a checkpoint, of fewer epochs where an owner has so much data that they would cost more than forgetting may.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from expunge.federation.training.plan import TrainingPlan
 from expunge.federation.training.recipe import SGD, Adam, FedAvg, Recipe
 from expunge.federation.training.response import Response
 from expunge.federation.training.works import ROUNDING, Round, Work
-from expunge.unlearning.estimate import recorded_steps, replayed_epochs
+from expunge.unlearning.estimate import recorded_steps, replayed_epochs, round_epochs
 from expunge.unlearning.filters import Answered, Held
 from expunge.unlearning.request import Parties
 
@@ -233,8 +233,7 @@ class Replay:
         for name, reply in every.items():
             gone = parties.forgotten_counts[name] / parties.counts[name]
             own = reply.update if name not in fewer else reply.update - (1 - gone) * fewer[name].update
-            made = recorded_steps(self.state, name)
-            found[name] = (1.0 if made is None else made / reply.steps) * own - gone * mean
+            found[name] = self._rounds(name, reply.steps) * own - gone * mean
         return found, next(iter(every.values())).moments
 
     def _mean_update(self, number: int) -> Tensor:
@@ -249,12 +248,22 @@ class Replay:
         here = state.checkpoints.models[number].parameters.to(state.model.parameters)
         return (end.parameters.to(here) - here) / (server.learning_rate * (after - number))
 
+    def _rounds(self, name: str, steps: float) -> float:
+        """How many rounds of its own a replay of so many steps counts for."""
+        made = recorded_steps(self.state, name)
+        if made is not None:
+            return made / steps
+        return round_epochs(self.state, name, self.parties.counts) / self._epochs[name]
+
+    @cached_property
+    def _epochs(self) -> dict[str, int]:
+        return replayed_epochs(self.state, self.parties)
+
     def _plan(self, name: str, number: int, rate: float) -> TrainingPlan:
         schedule = self.state.schedule
         assert schedule is not None
-        epochs = replayed_epochs(self.state, name, self.parties.counts)
         seed, recipe = derived_seed(self.seed, "replay", number), Recipe(self.state.trained_by.client)
-        return TrainingPlan(1, epochs, schedule.batch_size, rate, seed=seed, recipe=recipe)
+        return TrainingPlan(1, self._epochs[name], schedule.batch_size, rate, seed=seed, recipe=recipe)
 
 
 def _alone(weights: Sequence[Mapping[str, float]]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ tau (and no more than tau is left of what the step has cost them): nothing at al
 A step of first order is trusted near where it begins. After a long one the correction, of first order too, is not
 enough: a `ShortRound` of local training comes before it, and what that leaves is corrected. Both leave the model less
 sure of itself than training does, so a `Calibration` is the last: the outputs are scaled until it is as sure of the
-labels of those who stay as it was before; under Adam half of the way to there.
+labels of those who stay as it was before, but no further than lowers their loss; under Adam half of the way to there.
 
 Where it fails: the loss cannot see whether what comes back is the leaver's or theirs, but along one direction.
 """
@@ -54,15 +54,18 @@ CORRECTION_LENGTHS = (0.0, *(2.0**-j for j in range(6, -1, -1)))
 PART_OF_A_ROUND = 0.1
 """The damping lets a direction move as far as plain gradient descent would in this part of a round."""
 
-PART, SMALLER = 3, 4
-"""Of a short round: at most one in so many of the samples, in batches so many times smaller than the training's."""
+SMALLER = 4
+"""A short round's batches are so many times smaller than the training's."""
 
 WORK, AFTERWARDS = 52, 5
-"""A request takes no more than one in so many of the samples that the training went through, as far as a short round
-can spare them. So many times the samples that are looked at go into what follows it."""
+"""A request takes no more than one in so many of the samples that the training went through: what is left of them is a
+short round's. So many times the samples that are looked at go into what follows it."""
 
-LEAST_PART, LEAST = 0.08, 2000
-"""But it takes this part of the samples, and so many of them."""
+LARGEST_PART = 2 / 3
+"""A short round takes at most this part of the samples: it needs others to look for its length on."""
+
+LEAST_PART, LEAST, FEW = 0.08, 2000, 1 / 3
+"""But it takes the first part of the samples, and so many of them or the last part."""
 
 ENOUGH = 1000
 """Its length is looked for on so many others."""
@@ -173,7 +176,7 @@ class ShortRound:
         """What it trains on: the front of each client's order, whose back is looked at for its length."""
         left = sum(stay.left.values())
         rest = self.most - AFTERWARDS * min(left, left if stay.samples is None else stay.samples)
-        part = min(1 / PART, max(LEAST_PART, LEAST / left, rest / left))
+        part = min(LARGEST_PART, max(LEAST_PART, min(LEAST / left, FEW), rest / left))
         return {name: Draw(math.ceil(count * part), stay.seed) for name, count in stay.left.items()}
 
     def updates(self, stay: Retained, moved: Moved, draws: Mapping[str, Draw]) -> dict[str, Trained]:
@@ -225,17 +228,16 @@ class Calibration:
     short round lower it on all data alike. Under Adam much is lowered, and being as sure again without all of the
     reasons costs more in answers than it wins in the loss on forgotten data: a part of the way is taken there, by the
     ratio's logarithm. Nothing is ever scaled down, since where the leaver contradicted the others it was the less sure;
-    nor so far that those who stay are left with a loss more than tau above what they had.
+    nor beyond where the loss of those who stay is lowest. A boosted client takes a training that is far from its end
+    further on, so that retrained models are the less sure; those that fit their data well want to be surer still.
 
     Attributes:
         curvature: knows the last layer.
-        tau: how much of the retained loss's rise may be left.
         part: of the way that is gone.
         scales: that are tried, 1 first; on a quarter of the samples.
     """
 
     curvature: KroneckerCurvature
-    tau: float
     part: float = 1.0
     scales: tuple[float, ...] = SCALES
 
@@ -251,9 +253,8 @@ class Calibration:
         was, is_ = -combined(before).rises[1], combined(after, (-1, -2)).rises[1]
         wished = (was / is_) ** self.part if was > is_ > 0 else 1.0
         loss = combined(after, range(len(self.scales)))
-        room = max(self.tau - moved.risen, 0.0)
-        allowed = [number for number, rise in enumerate(loss.rises) if not number or rise <= room]
-        number = min(allowed, key=lambda tried: abs(self.scales[tried] - wished))
+        lowest = min(range(len(self.scales)), key=lambda tried: loss.rises[tried])
+        number = min(range(lowest + 1), key=lambda tried: abs(self.scales[tried] - wished))
         length, record = self.scales[number] - 1.0, loss.at(number)
         moves = length * self._last(moved.model)
         model = moved.model.moved(moved.model.parameters + moves) if length else moved.model

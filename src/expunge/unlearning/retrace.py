@@ -448,7 +448,7 @@ def _corrections(
         can_train = short is not None and not engine.sums_only and not has_statistics(model)
         first: dict[str, Repair] = {"short_round": short} if short is not None and can_train else {}
         has_last = curvature.layers > 1 and curvature.last(model.parameters) is not None
-        return first | correction | ({"calibration": Calibration(curvature, tau, part)} if has_last else {})
+        return first | correction | ({"calibration": Calibration(curvature, part)} if has_last else {})
 
     return repairs
 

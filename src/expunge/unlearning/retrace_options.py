@@ -32,7 +32,7 @@ from expunge.unlearning.half_way import PRODUCTS, samples
 from expunge.unlearning.one_layer import CHECKED, PASSES
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.recovery import RECOVERY_LENGTHS
-from expunge.unlearning.repair import CORRECTION_LENGTHS, PART, SCALES
+from expunge.unlearning.repair import CORRECTION_LENGTHS, LARGEST_PART, SCALES
 
 FactoredFilter = Literal["auto", "response", "damped"]
 KrylovFilter = Literal["damped", "response", "none"]
@@ -194,7 +194,7 @@ def estimate(options: RetraceOptions, size: Size) -> Estimate:
     work = drawn(options, size) + tries * (searched(options, size) + recovered(options, size))
     work += PRODUCT_COST * drawn(options, size) if options.coupled else 0
     if options.may_correct:
-        gradient, short_round = drawn(options, size), size.samples / PART + size.clients
+        gradient, short_round = drawn(options, size), size.samples * LARGEST_PART + size.clients
         scales = len(SCALES) + 4  # two slight ones of either model
         lengths = len(options.correction_lengths) + len(options.round_lengths) + scales
         work += tries * (gradient + short_round + lengths * FORWARD_COST * looked_at(options, size))
