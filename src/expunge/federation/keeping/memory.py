@@ -44,7 +44,7 @@ from expunge.federation.keeping.memory_folder import MemoryFolder
 from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
 from expunge.federation.keeping.place import HALF, Place, leads_there
 from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls_of
-from expunge.federation.keeping.rounds import KeptRound, PerClient, staying
+from expunge.federation.keeping.rounds import Drift, KeptRound, PerClient, staying
 from expunge.federation.keeping.stretches import Held, Stretch, Totals, Vectors, added
 from expunge.federation.keeping.unmoved import moved, refitted
 from expunge.federation.keeping.watched import (
@@ -488,6 +488,14 @@ class Memory:
         shares = [each.shares.get(name, 0.0) for each in self._kept]
         weight = sum(1.0 if share > 1 - ROUNDING else share / (1 - share) for share in shares)
         return self.vectors[name] / weight if weight > 0 and name in self.vectors else None
+
+    def led(self) -> dict[str, list[Drift]]:
+        """How far each client led from the mean, round by round, where that and what it did was recorded."""
+        found = dict[str, list[Drift]]()
+        for number, each in enumerate(self._kept, 1):
+            for name, own in each.led(number).items():
+                found.setdefault(name, []).append(own)
+        return found
 
     def without(self, names: Iterable[str]) -> Memory:
         """The memory as it would be had these clients never taken part: their vectors gone, the others' corrected.
