@@ -393,7 +393,11 @@ def _untrained(state: ServerState) -> tuple[str, ...]:
     else:  # up to the rounding of means
         before, now = layout.unflatten(start), layout.unflatten(state.model.parameters.to(start))
         still = {name for name in now if torch.allclose(now[name], before[name], rtol=UNMOVED, atol=0.0)}
-    return (UNTRAINED.format(names=listed(sorted(still))),) if 0 < len(still) < len(layout.shapes) else ()
+    return (
+        (UNTRAINED.format(names=listed([repr(name) for name in sorted(still)])),)
+        if 0 < len(still) < len(layout.shapes)
+        else ()
+    )
 
 
 def _require_kinds(model: object, clients: object, memory: object, checkpoints: object) -> None:
