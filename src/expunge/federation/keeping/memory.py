@@ -41,7 +41,7 @@ from expunge.federation.keeping.filed import Filed, blocks_of
 from expunge.federation.keeping.given import Update, by_client, flat, named, several, shares
 from expunge.federation.keeping.memory_file import MemoryContent, read_memory, write_apart, write_memory
 from expunge.federation.keeping.memory_folder import MemoryFolder
-from expunge.federation.keeping.peaks import DOUBT, LOOKED_AT, Peak, looks_adaptive
+from expunge.federation.keeping.peaks import COMPRESSED, DOUBT, LOOKED_AT, Peak, looks_adaptive, looks_compressed
 from expunge.federation.keeping.place import HALF, Place, leads_there
 from expunge.federation.keeping.pulls import BLURRED, Departure, Together, pulls_of
 from expunge.federation.keeping.rounds import Drift, KeptRound, PerClient, staying
@@ -438,7 +438,10 @@ class Memory:
             return said
         pairs = zip(self._kept, works, strict=True)
         peaks = [(peak, own[n].learning_rate * own[n].steps) for each, own in pairs for n, peak in each.peaks.items()]
-        return (*said, DOUBT.format(name=self.recipe.client.name)) if looks_adaptive(peaks) else said
+        if looks_adaptive(peaks):
+            return (*said, DOUBT.format(name=self.recipe.client.name))
+        unseen = [peak for each in self._kept for name, peak in each.peaks.items() if name not in each.batches]
+        return (*said, COMPRESSED) if looks_compressed(unseen, self.size or 0) else said
 
     def beginning(self) -> tuple[Tensor, dict[str, tuple[Work, Peak, float | None]]] | None:
         """The starting weights, and what each client did and sent in the first round; None where that is not known.
