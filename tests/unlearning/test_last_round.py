@@ -183,7 +183,7 @@ def test_nobody_is_asked_where_drifts_stayed_as_long_or_after_a_forget():
 
 def test_who_took_part_in_the_latest_rounds_is_asked():
     data = teacher(skew=True)
-    model, memory = trained(data, controls="scaffold", out=0.5, rounds=12)
+    model, memory = trained(data, controls="scaffold", out=0.5, rounds=24)
     last = {
         name: max(n for n, own in enumerate(memory.shares) if name in own and len(own) > 1)
         for name in NAMES
