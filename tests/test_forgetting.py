@@ -308,10 +308,20 @@ def test_a_step_that_was_cut_is_told():
 def test_however_little_was_cut_it_is_told(method):
     model, memory = trained()
     call = {"memory": memory, "method": method, "tau": 10.0, **SCHEDULE}
+    call |= {"filter": "response"} if method == "retrace-krylov" else {}  # the damped one is warned of
     outcome = forget(model, DATA, "ada", lengths=(0.9,), **call)
     assert outcome.details["steps"][0]["length"] == 0.9
     assert any("Only 90% of the predicted step" in warning for warning in outcome.warnings)
     assert not forget(model, DATA, "ada", lengths=(1.0, 0.9), **call).warnings
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [({}, 1), ({"filter": "response"}, 0), ({"damping": 0.1}, 0), ({"filter": "none"}, 0)]
+)
+def test_the_damped_filter_is_warned_of_where_the_response_is_known(more, said):
+    model, memory = trained()
+    outcome = forget(model, DATA, "ada", memory=memory, method="retrace-krylov", tau=10.0, **SCHEDULE, **more)
+    assert sum("The damped filter left" in warning for warning in outcome.warnings) == said
 
 
 def test_a_recovery_round_follows_the_last_step_alone():

@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from expunge.core.batch import Forward
@@ -26,12 +25,10 @@ from expunge.federation.engines.client import Client
 from expunge.federation.engines.fitting import require_fitting
 from expunge.federation.engines.flower.app import unlearnable, unlearning_mod
 from expunge.federation.engines.flower.engine import FlowerEngine
-from expunge.federation.engines.flower.mail import listed
 from expunge.federation.engines.flower.recorder import Recorder
 from expunge.federation.engines.flower.site import Site, pairs
 from expunge.federation.engines.local_data import Collate, Data, LocalData
 from expunge.federation.keeping.journal import Journal, JournaledEngine
-from expunge.federation.keeping.state import ServerState
 from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
 from expunge.federation.training.recipe import SGD, Adam, AdamW
@@ -64,14 +61,6 @@ __all__ = [
     "unlearning_mod",
     "work",
 ]
-
-STILL = (
-    "No site has trained {names}, and a forget moves what is trainable: audit the model, and before the next training "
-    "set requires_grad=False on it in the models of Recorder and Site."
-)
-
-UNMOVED = 1e-5
-"""Where no number of a parameter has changed by more than this part, nobody has trained it."""
 
 _log = logging.getLogger("flwr")  # what a ServerApp writes there is shown by `flwr run --stream`
 
@@ -232,8 +221,7 @@ class _Work:
         remembered = self._state.memory.clients if self._state.memory is not None else tuple(store.book.counts)
         self._parties = self._request.parties(store.book.counts, remembered)  # who trained; it need not be online
         choice = choose(self._state, self._parties, asked["method"], asked["options"])
-        asking = choice.with_learned(self._state, self._parties).with_first_round(self._state, self._parties)
-        self._choice = asking.doubting((*store.book.doubts, *_still(self._state)))
+        self._choice = choice.of_a_store(self._state, self._parties).doubting(store.book.doubts)
         needed = [name for name in remembered if self._choice.asks_owners or name not in self._parties.leaving]
         engine = FlowerEngine(
             grid,
@@ -273,20 +261,6 @@ class _Work:
             raise
         outcome = dataclasses.replace(outcome, warnings=(*outcome.warnings, *self._warnings))
         return _finish(store, self._request, self._parties.leaving, outcome, self._model)
-
-
-def _still(state: ServerState) -> tuple[str, ...]:
-    """A sentence where a part of the model was never trained, though it could have been."""
-    memory, layout = state.memory, state.model.layers()
-    start = memory.place.beginning if memory is not None and memory.place is not None else None
-    if memory is None:
-        return ()
-    if start is None:
-        still = {name for name, _ in layout.shapes} - {name for name, _ in memory.moved(state.model).shapes}
-    else:  # up to the rounding of means
-        before, now = layout.unflatten(start), layout.unflatten(state.model.parameters.to(start))
-        still = {name for name in now if torch.allclose(now[name], before[name], rtol=UNMOVED, atol=0.0)}
-    return (STILL.format(names=listed(sorted(still))),) if 0 < len(still) < len(layout.shapes) else ()
 
 
 def _finish(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
 
 from expunge.core.batch import Forward
@@ -30,6 +31,7 @@ from expunge.progress import progress_bars, watch_rounds
 from expunge.unlearning.auto import resolved
 from expunge.unlearning.estimate import Estimate, Size
 from expunge.unlearning.first_round import FirstRound
+from expunge.unlearning.last_round import LastRound
 from expunge.unlearning.learned import Learned
 from expunge.unlearning.options import StepOptions
 from expunge.unlearning.registry import AUTO, Method, Outcome
@@ -44,6 +46,14 @@ UNMOVED_ON_DISK = (
     "No round has moved {names}, and a forget moves what is trainable: name what is trained, "
     "Memory(model, parameters=..., folder=...), or freeze the rest before the training."
 )
+
+UNTRAINED = (
+    "No site has trained {names}, and a forget moves what is trainable: audit the model, and before the next training "
+    "set requires_grad=False on it wherever the model is made."
+)
+
+UNMOVED = 1e-5
+"""Where no number of a parameter has changed by more than this part, nobody has trained it."""
 
 
 WITHOUT_FACTORS = (
@@ -98,7 +108,7 @@ class DryRun:
         return "\n".join([*lines, *self.warnings])
 
 
-Check = FirstRound | Learned
+Check = FirstRound | LastRound | Learned
 """Something that those who stay are asked only to see whether training and data are told as they were."""
 
 
@@ -123,20 +133,27 @@ class Choice:
         """Whether clients that stay but are away may be left out."""
         return getattr(self.method.options, "missing", "refuse") == "leave-out"
 
-    def with_first_round(self, state: ServerState, parties: Parties) -> Choice:
-        """The same, where a client that stays trains the first round again besides: of trainings that were told."""
-        told = self.method.needs == "vectors" and isinstance(self.method.options, StepOptions)
-        again = FirstRound.of(state, parties) if told else None
-        return self if again is None else replace(self, checks=(*self.checks, again))
+    def with_checks(self, state: ServerState, parties: Parties, loss: Loss | None = None) -> Choice:
+        """The same, where those who stay are asked besides whether training and data are told as they were.
 
-    def with_learned(self, state: ServerState, parties: Parties) -> Choice:
-        """The same, where those who stay are asked besides whether the training has lowered their losses.
-
-        Which loss theirs is need not be known here: the one that they train with, an L2 term included, has fallen.
+        Args:
+            state: the trained model, and what was kept.
+            parties: who stays.
+            loss: of the training, where it is known here. Elsewhere the one that they train with, whichever that is,
+                an L2 term included, has to be lower than by the starting weights.
         """
-        check = Learned(state, parties, CrossEntropy())
-        told = isinstance(self.method.options, StepOptions) and check.start is not None
-        return replace(self, checks=(*self.checks, check)) if told else self
+        if not isinstance(self.method.options, StepOptions):
+            return self
+        learned = Learned(state, parties, CrossEntropy() if loss is None else loss)
+        checks: list[Check] = [learned] if loss is not None or learned.start is not None else []
+        if self.method.needs == "vectors":
+            again = FirstRound.of(state, parties), LastRound.of(state, parties)
+            checks += [check for check in again if check is not None]
+        return replace(self, checks=(*self.checks, *checks))
+
+    def of_a_store(self, state: ServerState, parties: Parties) -> Choice:
+        """The same for a state that was read from a store: asked after, and what nobody has trained is told."""
+        return self.with_checks(state, parties).doubting(_untrained(state))
 
     def doubting(self, sentences: Sequence[str]) -> Choice:
         """The same, with these among its warnings."""
@@ -154,8 +171,15 @@ class Choice:
         """Forget; the outcome names the method that ran, and says why where it is not the one that should."""
         outcome = self.method(engine, state, request)
         with measured(engine) as cost:
-            doubts = [sentence for check in self.checks for sentence in check.doubts(engine)]
+            doubts = self._doubts(engine)
         return replace(outcome, cost=outcome.cost + cost, warnings=(*self.warnings, *doubts, *outcome.warnings))
+
+    def _doubts(self, engine: Engine) -> tuple[str, ...]:
+        """What the checks tell; the last round tells nothing where something else was told otherwise already."""
+        found: tuple[str, ...] = ()
+        for check in self.checks:
+            found += () if found and isinstance(check, LastRound) else check.doubts(engine)
+        return found
 
     def dry_run(self, engine: Engine, state: ServerState, request: Request) -> DryRun:
         """What ``run`` would do, or its refusal; in this process one client is asked for a few gradients to time."""
@@ -210,8 +234,7 @@ def choose(
     choice = Choice(found, warnings, asks)
     if loss is None:
         return choice
-    if isinstance(found.options, StepOptions):
-        choice = replace(choice, checks=(Learned(state, parties, loss),)).with_first_round(state, parties)
+    choice = choice.with_checks(state, parties, loss)
     if chosen.name == AUTO and found.name == "retrace" and isinstance(loss, PerSample):
         shared = {part.name: getattr(found.options, part.name) for part in fields(StepOptions)}
         followed = shared["damping"] is None and state.schedule is not None
@@ -357,6 +380,24 @@ def _unfrozen(outcome: Outcome, whole: Snapshot, known: Memory | None) -> Server
         return replace(state, model=model, memory=None if state.memory is None else known)
     memory = state.memory.refitted(state.model.layers(), layout, own)
     return replace(state, model=model, memory=memory.bound_to(model, memory.server_momentum))
+
+
+def _untrained(state: ServerState) -> tuple[str, ...]:
+    """A sentence where a part of the model was never trained, though it could have been."""
+    memory, layout = state.memory, state.model.layers()
+    start = memory.place.beginning if memory is not None and memory.place is not None else None
+    if memory is None:
+        return ()
+    if start is None:
+        still = {name for name, _ in layout.shapes} - {name for name, _ in memory.moved(state.model).shapes}
+    else:  # up to the rounding of means
+        before, now = layout.unflatten(start), layout.unflatten(state.model.parameters.to(start))
+        still = {name for name in now if torch.allclose(now[name], before[name], rtol=UNMOVED, atol=0.0)}
+    return (
+        (UNTRAINED.format(names=listed([repr(name) for name in sorted(still)])),)
+        if 0 < len(still) < len(layout.shapes)
+        else ()
+    )
 
 
 def _require_kinds(model: object, clients: object, memory: object, checkpoints: object) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import expunge
 from expunge.core.losses import CrossEntropy
 from expunge.core.vectors import Snapshot
-from expunge.errors import DataError, NumericalError, RequestError
+from expunge.errors import DataError, NumericalError, RequestError, SiteError
 from expunge.federation.engines.engine import Cost, measured
 from expunge.federation.keeping.journal import Journal, JournaledEngine
 from expunge.federation.messages.tasks import Gradient, Losses
@@ -43,6 +43,47 @@ def journal(tmp_path):
 def gradients(shift=0.0):
     model = Snapshot.of(mlp())
     return dict.fromkeys(DATA, Gradient(model.moved(model.parameters + shift)))
+
+
+class Failing(Watching):
+    """Fails at what it is asked at these numbers, from 0 on."""
+
+    def __init__(self, *numbers, problem=SiteError):
+        super().__init__(mlp(), CrossEntropy(), DATA)
+        self.numbers, self.problem, self.count = numbers, problem, -1
+
+    def ask(self, tasks):
+        self.count += 1
+        if self.count in self.numbers:
+            raise self.problem("ada cannot do that")
+        return super().ask(tasks)
+
+
+@pytest.mark.parametrize("problem", [SiteError, NumericalError])
+def test_what_the_work_went_on_without_fails_again_when_it_is_resumed(journal, problem):
+    def work(engine):
+        found, own = [], JournaledEngine(engine, journal)
+        for shift in (0.0, 1.0, 2.0):
+            try:
+                found.append(float(own.ask(gradients(shift))["ada"].total.norm()))
+            except problem as failed:
+                found.append(str(failed))
+        return found
+
+    first = work(Failing(1, problem=problem))
+    assert first[1] == "ada cannot do that"
+    assert work(Failing()) == first
+    assert len(journal) == 3
+
+
+def test_who_failed_where_the_work_ended_is_asked_again(journal):
+    own = JournaledEngine(Failing(1), journal)
+    own.ask(gradients())
+    with pytest.raises(SiteError, match="ada cannot do that"):
+        own.ask(gradients(1.0))
+    assert len(journal) == 1
+    again = JournaledEngine(Failing(), journal)
+    assert [set(again.ask(gradients(shift))) for shift in (0.0, 1.0)] == [set(DATA)] * 2
 
 
 def test_replies_from_the_journal_are_the_same_and_cost_nothing_again(engine, journal):

@@ -676,3 +676,30 @@ def test_what_a_memory_is_not_made_of(given, words):
 def test_a_folder_is_a_path():
     with pytest.raises(RequestError, match="a path, not 3"):
         Memory(folder=3)
+
+
+class TestWhoBoostsWhatEverybodyDoes:
+    """A leaver that goes where all go, only further, has a vector along the way of the training."""
+
+    @staticmethod
+    def told(leaving="ada", boost=4.0, common=1.0):
+        model, source = linear(), torch.Generator().manual_seed(0)
+        memory, size = Memory(model), sum(own.numel() for own in model.parameters())
+        for _ in range(4):
+            updates = {
+                name: common * torch.ones(size, dtype=torch.float64)
+                + torch.randn(size, generator=source, dtype=torch.float64)
+                for name in ("ada", "bob", "cyd", "dan")
+            }
+            memory.record(updates | {"ada": boost * updates["ada"]}, dict.fromkeys(updates, 1))
+        return [each for each in memory.doubts(None, [leaving]) if "along the way that the whole training went" in each]
+
+    def test_it_is_told(self):
+        (said,) = self.told()
+        assert said.startswith("ada pulled")
+
+    def test_nobody_else_is(self):
+        assert self.told("bob") == self.told(boost=1.0) == self.told(boost=-1.0) == []
+
+    def test_after_a_forget_the_way_is_not_known(self):
+        assert Memory().doubts(None, []) == ()

@@ -122,6 +122,17 @@ def test_a_round_of_a_repair_is_no_evidence():
     assert doubts(memory)
 
 
+@pytest.mark.parametrize(
+    ("sent", "said"), [(lambda own: own.sign() * own.abs().mean(), 1), (lambda own: own, 0), (lambda own: 0 * own, 0)]
+)
+def test_updates_of_signs_alone_are_told(sent, said):
+    memory, source = Memory(network()), torch.Generator().manual_seed(0)
+    for _ in range(2):
+        own = {name: sent(torch.randn(12 * 24 + 24 + 24 * 3 + 3, generator=source)) for name in NAMES}
+        memory.record(own, dict.fromkeys(NAMES, 1), learning_rate=0.1, steps=3)
+    assert sum("differ by their signs alone" in each for each in memory.doubts(memory.schedule(16))) == said
+
+
 def test_a_forget_by_vectors_says_so_and_one_without_does_not():
     model, memory = trained(ADAPTIVE["Adam"])
     told = {"memory": memory, "progress": False, "dry_run": True}

@@ -59,6 +59,42 @@ def test_without_an_audit_or_a_reason_nothing_is_destroyed(place):
     assert kinds(place).count("forgotten") == 1, "the model that was made is used"
 
 
+def told(place):
+    """What the work on a request to forget bob says, by retrace."""
+    number = place.ask("bob")
+    assert place.work(dataclasses.replace(QUICK, method="retrace")).run([number]) == []
+    return " ".join(place.ledger.case(number).facts["forgotten"]["warnings"])
+
+
+def test_labels_that_are_not_those_of_the_training_are_told(place, tmp_path):
+    other = place.copy(tmp_path / "other")
+    other.file.write_text(other.file.read_text().replace("argmax(1)", "argmin(1)"))
+    said = "predicts the data of those who stay no better than the weights that the training began with"
+    assert said in told(other)
+    assert said not in told(place)
+
+
+def test_a_part_of_the_model_that_nobody_has_trained_is_told(place, tmp_path):
+    spare = (
+        FILE.replace("EXTRA", "")
+        .replace("nn.Linear(6, 3)", "Spare()")
+        .replace(
+            "NAMES =",
+            """
+class Spare(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.spare = nn.Parameter(torch.ones(2))
+
+
+NAMES =""",
+        )
+    )
+    said = "No site has trained {}, and a forget moves what is trainable"
+    assert said.format("'spare'") in told(Place.written(tmp_path / "spare", spare))
+    assert "No site has trained" not in told(place)
+
+
 def fresh(module):
     """A copy with other weights."""
     other = copy.deepcopy(module)

@@ -18,6 +18,7 @@ from expunge.federation.keeping.state import ServerState
 from expunge.federation.messages.tasks import CurvatureProduct, LocalSolve, Losses, NormStatistics
 from expunge.federation.training.fedavg import train
 from expunge.federation.training.plan import Schedule, TrainingPlan
+from expunge.federation.training.recipe import FedAvg, FedAvgM, Recipe
 from expunge.unlearning.lengths import LENGTHS, longest_safe
 from expunge.unlearning.owners import causal_weights
 from expunge.unlearning.preparation import prepared
@@ -41,6 +42,15 @@ class WatchedEngine(LocalEngine):
 
 def watched(federation) -> WatchedEngine:
     return WatchedEngine(federation.model, federation.loss, federation.datasets)
+
+
+@pytest.mark.parametrize(("server", "said"), [(FedAvg(), False), (FedAvgM(momentum=0.0), False), (FedAvgM(), True)])
+def test_a_server_momentum_is_told_since_the_step_knows_of_none(server, said):
+    federation = ridge(0)
+    state = federation.state(ridge_closed_form(federation, {}), schedule=Schedule(0.1, 5, 20))
+    state = dataclasses.replace(state, recipe=Recipe(server=server))
+    outcome = forgotten(federation.engine(), state, Request.of("client-1"), CORRECTED)
+    assert any("The server had a momentum" in each for each in outcome.warnings) == said
 
 
 def trained_ridge(seed=0):

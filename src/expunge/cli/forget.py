@@ -106,7 +106,7 @@ def forget(
         elif seed is not None:
             changed["seed"] = seed
         parties = request.parties(engine.clients(), state.memory.clients if state.memory is not None else ())
-        choice = choose(state, parties, method, changed)
+        choice = choose(state, parties, method, changed).of_a_store(state, parties)
         if dry_run:
             planned = choice.dry_run(engine, state, request)
             print(json.dumps(planned.as_dict()) if as_json else planned)

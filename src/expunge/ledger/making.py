@@ -148,7 +148,7 @@ def _choice(
     remembered = state.memory.clients if state.memory is not None else ()
     parties = request.parties(store.book.counts, remembered)
     options = job.federation.completed(chosen["method"], chosen["options"], chosen["seed"])
-    choice = choose(state, parties, chosen["method"], options).with_first_round(state, parties)
+    choice = choose(state, parties, chosen["method"], options).of_a_store(state, parties)
     return choice.doubting(store.book.doubts), parties
 
 

@@ -85,18 +85,12 @@ class Begun:
     @property
     def samples(self) -> int:
         """Sample-gradients of training it again."""
-        return self.task.epochs * (self.count if self.task.draw is None else self.task.draw.size)
+        return samples_of(self.task, self.count)
 
     @property
     def apart(self) -> float:
         """From which factor on it is another training."""
         return APART if self.is_seen else UNSEEN
-
-    @property
-    def again(self) -> Train:
-        """The same round, in batches of other samples."""
-        seed, draw = derived_seed("again", self.task.seed), self.task.draw
-        return replace(self.task, seed=seed, draw=None if draw is None else replace(draw, seed=seed))
 
     def is_as_then(self, factor: float, noise: float = 0.0) -> bool:
         """Whether the training that is told may have gone so many times as far.
@@ -194,7 +188,7 @@ def _asked(engine: Engine, name: str, each: Begun) -> tuple[float, bool]:
     factor = each.factor(reply)
     if each.is_as_then(factor) or each.is_seen:
         return factor, each.is_as_then(factor)
-    again = ask_each(engine, {name: each.again}, Trained)[name]
+    again = ask_each(engine, {name: other_batches(each.task)}, Trained)[name]
     return factor, each.is_as_then(factor, each.noise(reply.update, again.update))
 
 
@@ -208,11 +202,38 @@ def _begun(
 ) -> Begun:
     """As many steps as the client made, in batches of its own or of those told: on part of its samples, or all."""
     work, peak, seen = recorded
-    steps, seed = max(1, round(work.steps)), derived_seed("first round", name)
+    task = trained_again(model, rule, count, told, work, seen, derived_seed("first round", name))
+    return Begun(task, work, peak, count, seen is not None)
+
+
+def trained_again(
+    model: Snapshot, rule: SGD | Adam, count: int, told: int, work: Work, seen: float | None, seed: int
+) -> Train:
+    """A round of as many steps as a client made, on part of its samples, or all.
+
+    Args:
+        model: where it begins.
+        rule: of the client's optimiser.
+        count: of its samples.
+        told: how large batches are, where that was not seen.
+        work: what it did then.
+        seen: how large its batches were, where that was seen.
+        seed: of the samples and their order.
+    """
+    steps = max(1, round(work.steps))
     size = min(max(1, round(told if seen is None else seen)), count)
     if steps * size < count:
-        task = Train(model, 1, size, work.learning_rate, seed, draw=Draw(steps * size, seed), optimiser=rule)
-    else:
-        epochs = round(steps * size / count)
-        task = Train(model, epochs, math.ceil(count * epochs / steps), work.learning_rate, seed, optimiser=rule)
-    return Begun(task, work, peak, count, seen is not None)
+        return Train(model, 1, size, work.learning_rate, seed, draw=Draw(steps * size, seed), optimiser=rule)
+    epochs = round(steps * size / count)
+    return Train(model, epochs, math.ceil(count * epochs / steps), work.learning_rate, seed, optimiser=rule)
+
+
+def other_batches(task: Train) -> Train:
+    """The same round, in batches of other samples."""
+    seed, draw = derived_seed("again", task.seed), task.draw
+    return replace(task, seed=seed, draw=None if draw is None else replace(draw, seed=seed))
+
+
+def samples_of(task: Train, count: int) -> int:
+    """Sample-gradients of a round, of a client with so many samples."""
+    return task.epochs * (count if task.draw is None else task.draw.size)

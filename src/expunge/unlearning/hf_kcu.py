@@ -27,6 +27,7 @@ from expunge.core.vectors import Snapshot, weighted_sum
 from expunge.errors import RequestError
 from expunge.federation.engines.engine import Engine, measured
 from expunge.federation.keeping.state import ServerState
+from expunge.federation.training.recipe import FedAvgM
 from expunge.unlearning.hf_kcu_options import HfKcuOptions, estimate
 from expunge.unlearning.owners import causal_weights, owners_gradients
 from expunge.unlearning.preparation import (
@@ -42,6 +43,11 @@ from expunge.unlearning.repair import RecoveryRound
 from expunge.unlearning.request import Parties, Request
 from expunge.unlearning.retained import Retained
 from expunge.unlearning.trust_region import Bounds, Following, shortened, take, unsafe
+
+MOMENTUM = (
+    "The server had a momentum, and hf-kcu's step knows of none: half or more of the data was left where that was "
+    "measured, and those who stay lost by it. Use retrace, where vectors or checkpoints were kept, or retrain."
+)
 
 
 def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuOptions) -> Outcome:
@@ -88,6 +94,8 @@ def hf_kcu(engine: Engine, state: ServerState, request: Request, options: HfKcuO
     if taken.length is None:
         return unsafe("hf-kcu", state, cost, details)
     warnings.extend(memory_warnings(parties, taken.memory))
+    server = state.trained_by.server
+    warnings.extend((MOMENTUM,) if isinstance(server, FedAvgM) and server.momentum > 0 else ())
     return Outcome("hf-kcu", state.moved(model, taken.memory), cost, details=details, warnings=tuple(warnings))
 
 

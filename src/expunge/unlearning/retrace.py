@@ -75,6 +75,12 @@ FOLLOWED = "followed"
 STIFFER = 4.0
 """The gentler step takes those who stay for so many times as fast at correcting."""
 
+DAMPED = (
+    "The damped filter left half to nearly all of a client in small networks, the training's own response half of it: "
+    "choose filter='response', or method='retrace', which left least."
+)
+"""What retrace-krylov says where the response is known and was not chosen."""
+
 FEW = 0.1
 """Nobody is asked how they answer where more than this share of the weights has a diagonal for its curvature: what the
 response takes for worn down is then too little to tell by."""
@@ -200,8 +206,10 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
         momentum = _momentum(state, pull, apply, taken)
     details = {"source": pull.source, "solver": "krylov", "damping": _cut_off(pull, options), "solves": solves}
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
-    flat = (FLAT,) if felt and not any(felt) and outcome.succeeded else ()
-    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *flat))
+    by_default = options.filter == "damped" and options.damping is None and not _is_one_layer(state.model)
+    said = {FLAT: bool(felt) and not any(felt), DAMPED: by_default and pull.response is not None}
+    doubted = tuple(sentence for sentence, holds in said.items() if holds and outcome.succeeded)
+    return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *doubted))
 
 
 def _is_one_layer(model: Snapshot) -> bool:

@@ -4,6 +4,9 @@ A method's course is decided by its request, model and options and by what the c
 the replies: run again, the method asks the same, gets from the journal what was answered before, and so is brought
 back to where it was, solver and phase included. On another machine, or with another number of threads, sums may be
 rounded otherwise, and then the tasks differ and the journal is refused.
+
+A round that failed is written down as soon as the work goes on without it: the same work goes on without it again. One
+that ended the work is not, so that whoever failed is asked again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from expunge.errors import DataError, RequestError
+from expunge.errors import DataError, NumericalError, RequestError, SiteError
 from expunge.federation.engines.client import Client
 from expunge.federation.engines.engine import Cost, Engine
 from expunge.federation.keeping.files import read_json, tidy, write_whole
@@ -29,14 +32,25 @@ KIND, VERSION = "journal", 2
 
 _CLIENTS = "clients.json"
 
+_FAILED = {kind.__name__: kind for kind in (NumericalError, SiteError)}
+"""With what a round may fail that the work can go on without."""
+
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One finished message round: the digest of what was asked, the replies, and what it cost."""
+    """One finished message round: the digest of what was asked, the replies, and what it cost.
+
+    Attributes:
+        asked: the digest.
+        replies: by client; none where it failed.
+        cost: in seconds, messages, bytes and sample-gradients.
+        failed: the kind of the error that it failed with, and its sentence.
+    """
 
     asked: str
     replies: Mapping[str, Packed]
     cost: Cost
+    failed: tuple[str, str] | None = None
 
 
 class Journal:
@@ -68,7 +82,9 @@ class Journal:
                 for index, (name, entry) in enumerate(told["replies"]):
                     own = {key: found.tensors[f"{index}:{key}"] for key in entry["tensors"]}
                     replies[name] = Packed(own, entry["described"])
-                return Round(told["asked"], replies, Cost(**told["cost"]))
+                failed = told.get("failed")
+                kind = None if failed is None else (_FAILED[failed[0]].__name__, str(failed[1]))
+                return Round(told["asked"], replies, Cost(**told["cost"]), kind)
         except DataError as problem:
             raise DataError(
                 f"The journal {self.folder} is damaged: delete it and start the request again."
@@ -81,6 +97,7 @@ class Journal:
             tensors.update({f"{index}:{key}": tensor for key, tensor in packed.tensors.items()})
             told.append((name, {"described": packed.described, "tensors": list(packed.tensors)}))
         content = {"asked": finished.asked, "replies": told, "cost": finished.cost.as_dict()}
+        content |= {} if finished.failed is None else {"failed": list(finished.failed)}
         try:
             tidy(self.folder, alone=True)  # a journal belongs to one piece of work
             write_tensors(self._file(number), KIND, VERSION, tensors, content)
@@ -114,6 +131,7 @@ class JournaledEngine:
     def __init__(self, engine: Engine, journal: Journal) -> None:
         self.cost = engine.cost
         self._engine, self._journal, self._number = engine, journal, 0
+        self._failed: Round | None = None  # it is written down if the work goes on
 
     @property
     def validation(self) -> Client | None:
@@ -136,6 +154,9 @@ class JournaledEngine:
     def ask(self, tasks: Mapping[str, Task]) -> dict[str, Reply]:
         """One message round, from the journal or from the clients."""
         asked = _asked(tasks)
+        if self._failed is not None:
+            self._journal.write(self._number, self._failed)
+            self._number, self._failed = self._number + 1, None
         finished = self._journal.read(self._number)
         if finished is None:
             finished = self._live(tasks, asked)
@@ -147,22 +168,32 @@ class JournaledEngine:
                 "resume with the same request, model and options, or delete it and start again."
             )
         self._number += 1
+        if finished.failed is not None:
+            kind, sentence = finished.failed
+            raise _FAILED[kind](sentence)
         device = next(iter(tasks.values())).model.parameters.device
         return {name: self._reply(packed, device) for name, packed in finished.replies.items()}
 
     def _live(self, tasks: Mapping[str, Task], asked: str) -> Round:
         before, started = Cost(**asdict(self.cost)), time.perf_counter()
-        replies = self._engine.ask(tasks)
-        spent = Cost(
+        try:
+            replies = self._engine.ask(tasks)
+        except (NumericalError, SiteError) as problem:
+            kind = next(name for name, kind in _FAILED.items() if isinstance(problem, kind))
+            self._failed = Round(asked, {}, self._spent(before, started), (kind, str(problem)))
+            raise
+        finished = Round(asked, {name: pack(reply) for name, reply in replies.items()}, self._spent(before, started))
+        self._journal.write(self._number, finished)
+        return finished
+
+    def _spent(self, before: Cost, started: float) -> Cost:
+        return Cost(
             time.perf_counter() - started,
             self.cost.sample_gradients - before.sample_gradients,
             self.cost.rounds - before.rounds,
             self.cost.bytes_down - before.bytes_down,
             self.cost.bytes_up - before.bytes_up,
         )
-        finished = Round(asked, {name: pack(reply) for name, reply in replies.items()}, spent)
-        self._journal.write(self._number, finished)
-        return finished
 
     def _reply(self, packed: Packed, device: torch.device) -> Reply:
         try:

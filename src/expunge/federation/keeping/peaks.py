@@ -33,6 +33,15 @@ DOUBT = (
     "a pull back: state it, Memory(model, Recipe(Adam())), and record moments."
 )
 
+SIGNS, MANY = 0.98, 100
+"""As even as this only updates of signs are, where a model has so many weights."""
+
+COMPRESSED = (
+    "The numbers of the clients' updates differ by their signs alone, as after compression to one bit or signSGD, so "
+    "they tell little of how those who stay answer: two fifths to three quarters were left where that was measured. "
+    "Watch the clients, which counts by what was sent, audit the model, or retrain."
+)
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -76,3 +85,18 @@ def looks_adaptive(peaks: Sequence[tuple[Peak, float]]) -> bool:
     heights, evenness = [height for height, _ in found], statistics.median(even for _, even in found)
     inside = sum(ANY[0] <= height <= ANY[1] for height in heights)
     return USUAL[0] <= statistics.median(heights) <= USUAL[1] and inside >= MOST * len(found) and evenness >= EVEN
+
+
+def looks_compressed(peaks: Sequence[Peak], weights: int) -> bool:
+    """Whether these are updates of signs alone.
+
+    Args:
+        peaks: the shape of each.
+        weights: of the model.
+
+    Example:
+        >>> looks_compressed([Peak(0.1, 1.0)] * 4, 1000), looks_compressed([Peak(0.1, 0.6)] * 4, 1000)
+        (True, False)
+    """
+    even = [peak.evenness for peak in peaks if peak.height > 0]
+    return len(even) > 1 and weights >= MANY and statistics.median(even) >= SIGNS

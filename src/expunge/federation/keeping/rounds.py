@@ -19,6 +19,33 @@ PerClient = float | Mapping[str, float] | None
 
 
 @dataclass(frozen=True)
+class Drift:
+    """How far a client led from the mean in a round (client drift).
+
+    Attributes:
+        number: of the round.
+        work: what it did.
+        far: how far it led, as it would beside the mean of very many.
+        batch: samples of its steps, where they were seen.
+    """
+
+    number: int
+    work: Work
+    far: float
+    batch: float | None = None
+
+    @property
+    def travel(self) -> float:
+        """Rate x steps."""
+        return self.work.learning_rate * self.work.steps
+
+    @property
+    def strength(self) -> float:
+        """How far it led in a step of rate 1."""
+        return self.far / self.travel
+
+
+@dataclass(frozen=True)
 class KeptRound:
     """One round.
 
@@ -83,6 +110,19 @@ class KeptRound:
             if own[0] is None or own[1] is None:
                 return None
             found[name] = Work(share, own[0], own[1], self.moments.get(name, ()), self.pulls.get(name, 0.0))
+        return found
+
+    def led(self, number: int) -> dict[str, Drift]:
+        """How far each client led from the mean, by the length of its pull; none where gradients were changed.
+
+        Of n clients that lead apart by chance, ``D_u - D`` has ``1 - 2 w_u + sum of w^2`` of the variance of one.
+        """
+        even, found = sum(share**2 for share in self.shares.values()), dict[str, Drift]()
+        for name, work in (self.works(None, None) or {}).items():
+            rest, known = 1 - work.share, work.pull > 0 and work.learning_rate * work.steps > 0
+            if known and rest > ROUNDING and name not in self.altered:
+                far = work.pull * rest / work.share / math.sqrt(rest - work.share + even)
+                found[name] = Drift(number, work, far, self.batches.get(name))
         return found
 
     def without(self, gone: str) -> KeptRound | None:
