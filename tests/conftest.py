@@ -28,6 +28,18 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores: some tests wait, for Flower, for ray, for a span of grace to pass."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first: at the end nobody waits for one of them alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def expunge(monkeypatch, capsys):
     """Run the real entry point in this process: exit code, standard output, standard error."""
