@@ -231,11 +231,10 @@ def write(root: Path = ROOT) -> None:
         if missing := wanted - set(drawn):
             sys.exit(f"results/{folder}/results.json has no picture {', '.join(sorted(missing))}.")
         with TemporaryDirectory() as temporary:
-            for file in save_figures(drawn, results, temporary):
-                if file.suffix == ".png":
-                    target = root / "docs/images" / folder / file.name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(file.read_bytes())
+            for file in save_figures(drawn, results, temporary, suffixes=(".png",)):
+                target = root / "docs/images" / folder / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
 
 
 def _documents(root: Path) -> list[Path]:

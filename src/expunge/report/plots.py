@@ -1,6 +1,6 @@
 """The pictures of an experiment, and writing them to files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,10 @@ def save_plots(results: Results, folder: str | Path) -> list[Path]:
     return save_figures(figures(results), results, folder)
 
 
-def save_figures(drawn: dict[str, Figure], results: Results, folder: str | Path) -> list[Path]:
-    """Write some of the pictures; see `save_plots`."""
+def save_figures(
+    drawn: dict[str, Figure], results: Results, folder: str | Path, suffixes: Sequence[str] = (".png", ".svg")
+) -> list[Path]:
+    """Write some of the pictures, each as files with these suffixes; see `save_plots`."""
     source = fingerprint(results) if drawn else ""
     formats: dict[str, dict[str, Any]] = {
         ".png": {"dpi": 150, "metadata": {KEY: source}},
@@ -110,9 +112,9 @@ def save_figures(drawn: dict[str, Figure], results: Results, folder: str | Path)
     try:
         for name, figure in drawn.items():
             Path(folder).mkdir(parents=True, exist_ok=True)
-            for suffix, options in formats.items():
+            for suffix in suffixes:
                 written.append(Path(folder) / f"{name}{suffix}")
-                save_figure(figure, written[-1], **options)
+                save_figure(figure, written[-1], **formats[suffix])
     except OSError as error:
         raise RequestError(f"Cannot write plots to {folder}: {error.strerror or error}.") from error
     return written
