@@ -227,7 +227,7 @@ def write(root: Path = ROOT) -> None:
     for folder in sorted({folder for folder, _ in _references(root)}):
         results = _results(root / f"results/{folder}/results.json")
         wanted = {name for where, name in _references(root) if where == folder}
-        drawn = {name: figure for name, figure in figures(results).items() if name in wanted}
+        drawn = {name: figure for name, figure in figures(results, wanted).items() if name in wanted}
         if missing := wanted - set(drawn):
             sys.exit(f"results/{folder}/results.json has no picture {', '.join(sorted(missing))}.")
         with TemporaryDirectory() as temporary:
