@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 export MPLBACKEND := Agg
+# A file's tests share what is made once; in the order of tests/conftest.py, which begins with the longest.
+SIDE_BY_SIDE := -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-flower test test-fast test-faults test-install lint docs benchmark clean
@@ -25,10 +27,10 @@ demo-flower: $(READY)  ## the same on a real Flower deployment on this machine: 
 	$(BIN)/python examples/flower-deployment/deploy.py --out runs/demo-flower
 
 test: lint  ## lint, types and every test
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q
 
 test-fast: $(READY)  ## the tests that take no more than a few seconds each
-	$(BIN)/python -m pytest -n auto -q -m 'not slow'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m 'not slow'
 
 test-faults: $(READY)  ## kill -9: inside request run and forget --erase, sites and servers of a Flower deployment; an hour
 	$(BIN)/python -m pytest -q -s tests/faults

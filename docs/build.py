@@ -227,15 +227,14 @@ def write(root: Path = ROOT) -> None:
     for folder in sorted({folder for folder, _ in _references(root)}):
         results = _results(root / f"results/{folder}/results.json")
         wanted = {name for where, name in _references(root) if where == folder}
-        drawn = {name: figure for name, figure in figures(results).items() if name in wanted}
+        drawn = {name: figure for name, figure in figures(results, wanted).items() if name in wanted}
         if missing := wanted - set(drawn):
             sys.exit(f"results/{folder}/results.json has no picture {', '.join(sorted(missing))}.")
         with TemporaryDirectory() as temporary:
-            for file in save_figures(drawn, results, temporary):
-                if file.suffix == ".png":
-                    target = root / "docs/images" / folder / file.name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(file.read_bytes())
+            for file in save_figures(drawn, results, temporary, suffixes=(".png",)):
+                target = root / "docs/images" / folder / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
 
 
 def _documents(root: Path) -> list[Path]:

@@ -143,6 +143,15 @@ def test_import_expunge_imports_nothing_heavy():
     assert "torch" in after
 
 
+def test_a_site_of_flower_imports_neither_the_ledgers_work_nor_scipy():
+    """Flower starts a ClientApp anew for every message."""
+    program = "import expunge.flower, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert "flwr" in found
+    assert not found & {"scipy", "expunge.ledger.work", "expunge.auditing.audit"}
+
+
 @pytest.mark.parametrize("name", expunge.__all__)
 def test_every_public_name_is_found_and_stays(name):
     assert name in dir(expunge)

@@ -33,11 +33,6 @@ from expunge.federation.keeping.state_store import StateStore
 from expunge.federation.messages.wire import Packed
 from expunge.federation.training.recipe import SGD, Adam, AdamW
 from expunge.forgetting import DryRun, choose
-from expunge.ledger.federation import Federation
-from expunge.ledger.ledger import Ledger
-from expunge.ledger.making import Settings
-from expunge.ledger.showing import advice
-from expunge.ledger.work import Work
 from expunge.unlearning.recovery import Recovery
 from expunge.unlearning.registry import AUTO, Outcome
 from expunge.unlearning.registry import method as registered
@@ -181,6 +176,13 @@ def work(
         deadline: seconds that one message round may take.
         settings: ``method``, ``options``, ``grace`` and ``override`` as of ``expunge request run``.
     """
+    # Imported here: a ClientApp, which Flower starts anew for every message, has no ledger and judges nothing.
+    from expunge.ledger.federation import Federation
+    from expunge.ledger.ledger import Ledger
+    from expunge.ledger.making import Settings
+    from expunge.ledger.showing import advice
+    from expunge.ledger.work import Work
+
     own = Federation.load(Path(federation))
     ledger = Ledger(own.folder / "ledger")
     data = own.validation() if own.validation is not None else None

@@ -7,14 +7,17 @@ import shutil
 import pytest
 import torch
 
+from bench.test_verdict import TRICKS, count_verdicts
 from expunge.bench.cells import ForgottenCell, RetrainedCell, TrainedCell
 from expunge.bench.experiments import EVERYONE, EXPERIMENTS, OURS, experiment
+from expunge.bench.hearings import HONEST
 from expunge.bench.measuring import compared_steps
 from expunge.bench.results import Results
 from expunge.bench.runner import Experiment, cells, described, run, unmeasured
 from expunge.bench.scales import LEAVER, Scale, scale_of
 from expunge.bench.settings import Contender, Forget, Setting, together
 from expunge.bench.store import Store
+from expunge.bench.verdict import ATTACKED, CLEAN, run_verdicts
 from expunge.errors import DataError, RequestError
 from expunge.report import publish
 from expunge.unlearning.registry import methods
@@ -57,6 +60,24 @@ def test_every_experiment_runs_and_leaves_what_a_person_looks_at(name, store):
     assert {"results.json", "rows.csv", "table.md", "report.html"} <= {file.name for file in folder.iterdir()}
     assert list(folder.glob("*.png"))
     assert {file.stem for file in folder.glob("*.png")} == {file.stem for file in folder.glob("*.svg")}
+
+
+@pytest.mark.slow
+def test_three_seeds_of_the_verdict(store):
+    """Nothing that a server could do instead of forgetting is called EQUIVALENT.
+
+    Here since the experiment above has trained half of its models, beside which it judges fewer.
+    """
+    found = run_verdicts([10, 11, 12], cheated_seeds=3, clean_seeds=1, draws=0, workers=1, store=store)
+    counts = count_verdicts(found)
+    assert counts[HONEST]["EQUIVALENT"] >= 2
+    assert all(counts[name]["EQUIVALENT"] == 0 for name in TRICKS)
+    assert counts["no-op"]["UNDER-FORGOTTEN"] == 3
+    assert counts["gradient-ascent"]["DAMAGED"] == 3
+    for name in ("patched", "moved-near", "moved-far", "learnt-probes", "probabilities-20", "weights-50"):
+        assert counts[name]["EQUIVALENT"] == 0
+    assert all(row.asr >= 0.8 for row in found.rows if row.method == "no-op" and row.variant == ATTACKED)
+    assert count_verdicts(found, CLEAN)[HONEST]["EQUIVALENT"] == 0
 
 
 def test_a_finished_cell_is_never_made_again_and_experiments_share_them(store):

@@ -278,19 +278,3 @@ class TestLevel:
 
     def test_no_draws_no_curves(self):
         assert level_curves(0) == []
-
-
-@pytest.mark.slow
-def test_three_seeds_of_it(tmp_path):
-    """Nothing that a server could do instead of forgetting is called EQUIVALENT."""
-    store = Store(tmp_path / "store")
-    found = run_verdicts([10, 11, 12], cheated_seeds=3, clean_seeds=1, draws=0, workers=1, store=store)
-    counts = count_verdicts(found)
-    assert counts[HONEST]["EQUIVALENT"] >= 2
-    assert all(counts[name]["EQUIVALENT"] == 0 for name in TRICKS)
-    assert counts["no-op"]["UNDER-FORGOTTEN"] == 3
-    assert counts["gradient-ascent"]["DAMAGED"] == 3
-    for name in ("patched", "moved-near", "moved-far", "learnt-probes", "probabilities-20", "weights-50"):
-        assert counts[name]["EQUIVALENT"] == 0
-    assert all(row.asr >= 0.8 for row in found.rows if row.method == "no-op" and row.variant == ATTACKED)
-    assert count_verdicts(found, CLEAN)[HONEST]["EQUIVALENT"] == 0

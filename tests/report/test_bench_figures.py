@@ -171,6 +171,11 @@ def test_the_pictures_of_an_experiment(results, expected):
     assert list(figures(results)) == expected
 
 
+def test_variants_of_which_nothing_is_wanted_are_not_drawn():
+    of_one = ["forgetting-clean-client", "cost-clean-client"]
+    assert list(figures(bench("backdoor"), of_one[1:])) == of_one
+
+
 def test_a_picture_names_the_results_file_it_was_made_from(tmp_path):
     results = sequential()
     results.save(tmp_path / "results.json")

@@ -1,6 +1,6 @@
 """The pictures of an experiment, and writing them to files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,12 @@ _OWN: dict[str, Callable[[Results], dict[str, Figure]]] = {
 """Experiments that are drawn in their own way."""
 
 
-def figures(results: Results) -> dict[str, Figure]:
+def figures(results: Results, wanted: Collection[str] | None = None) -> dict[str, Figure]:
     """Every picture of an experiment by the name of its file, the parts' own before those of the whole.
+
+    Args:
+        results: what is drawn.
+        wanted: names; variants of which none is wanted are not drawn.
 
     Example:
         >>> from expunge.bench.results import Row
@@ -47,10 +51,11 @@ def figures(results: Results) -> dict[str, Figure]:
         >>> list(figures(Results("main", {}, {}, [row], {})))
         ['forgetting', 'cost', 'pareto', 'seconds']
     """
-    drawn = {}
+    drawn: dict[str, Figure] = {}
     for label, part in parts(results).items():
-        for name, figure in part_figures(part).items():
-            drawn[f"{name}-{file_label(label)}" if len(results.variants) > 1 else name] = figure
+        end = f"-{file_label(label)}" if len(results.variants) > 1 else ""
+        if wanted is None or any(name.endswith(end) for name in wanted):
+            drawn |= {f"{name}{end}": figure for name, figure in part_figures(part).items()}
     return drawn | whole_figures(results)
 
 
@@ -99,8 +104,10 @@ def save_plots(results: Results, folder: str | Path) -> list[Path]:
     return save_figures(figures(results), results, folder)
 
 
-def save_figures(drawn: dict[str, Figure], results: Results, folder: str | Path) -> list[Path]:
-    """Write some of the pictures; see `save_plots`."""
+def save_figures(
+    drawn: dict[str, Figure], results: Results, folder: str | Path, suffixes: Sequence[str] = (".png", ".svg")
+) -> list[Path]:
+    """Write some of the pictures, each as files with these suffixes; see `save_plots`."""
     source = fingerprint(results) if drawn else ""
     formats: dict[str, dict[str, Any]] = {
         ".png": {"dpi": 150, "metadata": {KEY: source}},
@@ -110,9 +117,9 @@ def save_figures(drawn: dict[str, Figure], results: Results, folder: str | Path)
     try:
         for name, figure in drawn.items():
             Path(folder).mkdir(parents=True, exist_ok=True)
-            for suffix, options in formats.items():
+            for suffix in suffixes:
                 written.append(Path(folder) / f"{name}{suffix}")
-                save_figure(figure, written[-1], **options)
+                save_figure(figure, written[-1], **formats[suffix])
     except OSError as error:
         raise RequestError(f"Cannot write plots to {folder}: {error.strerror or error}.") from error
     return written
