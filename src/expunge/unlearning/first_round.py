@@ -202,26 +202,23 @@ def _begun(
 ) -> Begun:
     """As many steps as the client made, in batches of its own or of those told: on part of its samples, or all."""
     work, peak, seen = recorded
-    task = trained_again(model, rule, count, told, work, seen, derived_seed("first round", name))
+    task = trained_again(model, rule, count, work, told if seen is None else seen, derived_seed("first round", name))
     return Begun(task, work, peak, count, seen is not None)
 
 
-def trained_again(
-    model: Snapshot, rule: SGD | Adam, count: int, told: int, work: Work, seen: float | None, seed: int
-) -> Train:
+def trained_again(model: Snapshot, rule: SGD | Adam, count: int, work: Work, batch: float, seed: int) -> Train:
     """A round of as many steps as a client made, on part of its samples, or all.
 
     Args:
         model: where it begins.
         rule: of the client's optimiser.
         count: of its samples.
-        told: how large batches are, where that was not seen.
         work: what it did then.
-        seen: how large its batches were, where that was seen.
+        batch: how large its batches were.
         seed: of the samples and their order.
     """
     steps = max(1, round(work.steps))
-    size = min(max(1, round(told if seen is None else seen)), count)
+    size = min(max(1, round(batch)), count)
     if steps * size < count:
         return Train(model, 1, size, work.learning_rate, seed, draw=Draw(steps * size, seed), optimiser=rule)
     epochs = round(steps * size / count)

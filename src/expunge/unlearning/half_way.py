@@ -55,8 +55,10 @@ SHRUNK = 0.03
 NEGATIVE = 0.01
 """The part of the largest eigenvalue by which rounding may make one negative."""
 
-SHORTEST = 0.5
-"""A step of less than this part of the factors' own is not believed."""
+SHORTEST, SHORTER = 0.5, 0.8
+"""A step of less than this part of the factors' own is not believed; of a network, of less than the second. Nearly all
+were longer than the factors' own, but where clients of few labels trained for long apart: there they were shorter, and
+left most of a backdoor."""
 
 WORK, FEWEST, MOST = 200, 300, 1000
 """All products together take no more than one in so many samples of the training; but each looks at so many samples at
@@ -125,12 +127,12 @@ def half_way(
         trained: how many samples the training went through.
 
     Raises:
-        NumericalError: what was replied cannot be right, or tells that the pull is felt far more than the factors say:
-            the step would be less than half of theirs, which a single client can claim.
+        NumericalError: what was replied cannot be right, or tells that the pull is felt more than the factors say: the
+            step would be clearly shorter than theirs, which a single client can claim.
     """
     looking = stay.looking_at(samples(stay.samples, trained, len(pull.vectors)))
     found = by_products(looking, model.moved(model.parameters - PLACE * first), pull, curvature, SHRUNK)
-    require_believable(found, pull, first)
+    require_believable(found, pull, first, SHORTER)
     return found
 
 
@@ -152,11 +154,11 @@ def by_products(
     return ByProducts.of(mixed, pull.vectors, PRODUCTS, enough)
 
 
-def require_believable(found: ByProducts, pull: Pull, first: Tensor) -> None:
+def require_believable(found: ByProducts, pull: Pull, first: Tensor, least: float = SHORTEST) -> None:
     """Refuse products that cannot be right, given the step by factors."""
     found.require_curvature()
-    if float(pull.left(found.apply).norm()) < SHORTEST * float(first.norm()):
-        raise NumericalError("Products tell that little of the pull is left, far less than the factors say.")
+    if float(pull.left(found.apply).norm()) < least * float(first.norm()):
+        raise NumericalError("Products tell that little of the pull is left, less than the factors say.")
 
 
 def samples(most: int | None, trained: float, rows: int, work: float = WORK) -> int | None:

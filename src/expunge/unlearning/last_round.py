@@ -95,7 +95,8 @@ class LastRound:
         tasks, counts = dict[str, Train](), {name: parties.counts[name] for name in own}
         for name, led in own.items():
             last, seed = led[-1], derived_seed("last round", name)
-            tasks[name] = trained_again(state.model, rule, counts[name], size, last.work, last.batch, seed)
+            batch = size if last.batch is None else last.batch
+            tasks[name] = trained_again(state.model, rule, counts[name], last.work, batch, seed)
         names = sorted(tasks, key=lambda name: (-own[name][-1].number, samples_of(tasks[name], counts[name])))[:ASKED]
         drifts = dict[str, Tensor]()
         for name in names:

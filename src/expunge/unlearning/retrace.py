@@ -37,7 +37,7 @@ from expunge.federation.training.recipe import SGD, Adam, FedAvg, Measured
 from expunge.federation.training.response import Response
 from expunge.unlearning.answers import Answer, answered
 from expunge.unlearning.at_work import at_work, is_adapted, is_at_work, told
-from expunge.unlearning.doubts import FLAT, doubts, far
+from expunge.unlearning.doubts import FLAT, doubts, far, worn
 from expunge.unlearning.estimate import FURTHER, LOUD, MANY, STRETCHES
 from expunge.unlearning.filters import damped
 from expunge.unlearning.followed import SOON, followed, gradient_samples
@@ -169,6 +169,8 @@ def retrace(engine: Engine, state: ServerState, request: Request, options: Retra
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     adaptive = isinstance(state.trained_by.client, Adam) and _is_one_layer(state.model)
     doubted = doubts(state.model, curvature, found, by_products=by_products, adaptive=adaptive)
+    asked_nobody = pull.response is not None and not pull.response.recipe.client.adaptive and curvature.layers > 1
+    doubted += worn(pull, first()) if asked_nobody else ()
     doubted = doubted if outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *curvature.notes, *doubted, *said))
 
