@@ -108,7 +108,7 @@ class Store:
             (folder / "cell.json").write_text(json.dumps(content, indent=2) + "\n")
 
         appear(self.path(cell), fill)
-        if self.device == "cuda":  # engines hold recorded kernels in cycles: twenty models took as many gigabytes
+        if self.device == "cuda":  # engines hold recorded kernels: a dozen models took twenty gigabytes
             del state, federation
             gc.collect()
             torch.cuda.empty_cache()

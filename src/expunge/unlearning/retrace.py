@@ -210,7 +210,9 @@ def retrace_krylov(engine: Engine, state: ServerState, request: Request, options
     outcome = ready.outcome(taken, cost, options.tau, details, momentum)
     by_default = options.filter == "damped" and options.damping is None and not _is_one_layer(state.model)
     said = {FLAT: bool(felt) and not any(felt), DAMPED: by_default and pull.response is not None}
-    doubted = tuple(sentence for sentence, holds in said.items() if holds and outcome.succeeded)
+    doubted = tuple(sentence for sentence, holds in said.items() if holds)
+    doubted += worn(pull, step) if options.filter == "response" and not _is_one_layer(state.model) else ()
+    doubted = doubted if outcome.succeeded else ()
     return replace(outcome, warnings=(*outcome.warnings, *pull.notes, *doubted))
 
 
